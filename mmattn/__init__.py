@@ -1,0 +1,51 @@
+"""mmattn: multi-head attention for Keras, from single layers to a trained captioner.
+
+The attributes below are imported on first use, so that `import mmattn` costs nothing and needs no backend.
+
+>>> import mmattn
+>>> mmattn.__version__.count(".")
+2
+>>> mmattn.layers.MultiHeadAttention.__module__
+'mmattn.layers.attention'
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_MODULES = frozenset(
+    {
+        "backend",
+        "bundle",
+        "data",
+        "decoders",
+        "decoding",
+        "encoders",
+        "inference",
+        "layers",
+        "metrics",
+        "model",
+        "preprocess",
+        "training",
+    }
+)
+_OBJECTS = {"Captioner": "inference", "EncoderDecoder": "model"}
+
+if TYPE_CHECKING:
+    from mmattn.inference import Captioner as Captioner
+    from mmattn.model import EncoderDecoder as EncoderDecoder
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"mmattn.{name}")
+    if name in _OBJECTS:
+        return getattr(importlib.import_module(f"mmattn.{_OBJECTS[name]}"), name)
+    raise AttributeError(f"module 'mmattn' has no attribute {name!r}. It has: {', '.join(__dir__())}")
+
+
+def __dir__() -> list[str]:
+    return sorted(_MODULES | _OBJECTS.keys() | {"__version__"})

@@ -1,0 +1,1 @@
+"""Sources of pictures with captions, and the endless stream of training batches made from them."""

@@ -1,0 +1,5 @@
+"""Decoders, one file a family, on one contract: `call` for training, `start` and `step` for generation."""
+
+from mmattn.decoders.transformer import TransformerDecoder
+
+__all__ = ["TransformerDecoder"]

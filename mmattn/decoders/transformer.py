@@ -1,0 +1,227 @@
+"""The Transformer decoder: token ids and a memory in, scores of the next token out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from mmattn.layers import LearnedPositions, SinusoidalPositions, TokenEmbedding, TransformerDecoderBlock
+
+
+@keras.saving.register_keras_serializable(package="mmattn")
+class TransformerDecoder(keras.layers.Layer):
+    """A stack of decoder blocks over embedded tokens, with the embedding table as its output layer.
+
+    Args:
+        vocabulary_size: V.
+        hidden_dim: D.
+        num_layers: N.
+        num_heads: h; divides D.
+        intermediate_dim: width inside the position-wise networks; 4 D when not given.
+        dropout: share dropped in training, of every residual branch's output and after the embedding.
+        token_dropout: share of the input tokens whose embedding is hidden in training, so that the decoder leans on
+            the memory rather than on what it said before (Bowman et al. 2016, section 3.3).
+        positions: "sinusoidal", or "learned" with `max_length`.
+        max_length: the longest sequence with learned positions.
+        norm: "pre" or "post", see `mmattn.layers.TransformerEncoderBlock`.
+        activation: of the position-wise networks.
+        cross_attention: False gives a language model, whose memory is None.
+        seed: of the dropouts.
+
+    Call arguments:
+        token_ids: `(B, T)` integers, the start token first.
+        memory: `(B, S, D')`, or None for a language model.
+        memory_mask: `(B, S)` boolean, True = real; None = all real.
+        state: nothing here; a decoder with a memory of its own across calls carries it in this argument.
+        return_attention_scores: also return the cross-attention `(B, N, H, T, S)`.
+
+    Returns:
+        logits `(B, T, V)` and the state, and with `return_attention_scores` the weights.
+
+    Raises:
+        ValueError: for a width that the heads do not divide, or settings that do not fit.
+
+    Example:
+        >>> import numpy as np
+        >>> decoder = TransformerDecoder(vocabulary_size=20, hidden_dim=8, num_layers=2, num_heads=2)
+        >>> memory, ids = np.zeros((1, 5, 8), "float32"), np.array([[2, 7, 9]])
+        >>> logits, _ = decoder(ids, memory)
+        >>> context, state = decoder.start(memory, None, max_length=3)
+        >>> for t in range(3):
+        ...     step_logits, state = decoder.step(ids[:, t], t, context, state)
+        >>> bool(np.allclose(step_logits, logits[:, -1], atol=1e-5))
+        True
+
+    Source:
+        Vaswani et al. 2017, section 3.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        hidden_dim: int,
+        num_layers: int,
+        num_heads: int,
+        intermediate_dim: int | None = None,
+        dropout: float = 0.0,
+        token_dropout: float = 0.0,
+        positions: str = "sinusoidal",
+        max_length: int | None = None,
+        norm: str = "pre",
+        activation: Any = "relu",
+        cross_attention: bool = True,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        _check(hidden_dim, num_layers, num_heads, positions, max_length, dropout, token_dropout)
+        self.vocabulary_size = vocabulary_size
+        self.hidden_dim = hidden_dim
+        self.num_layers = num_layers
+        self.num_heads = num_heads
+        self.intermediate_dim = intermediate_dim
+        self.dropout = dropout
+        self.token_dropout = token_dropout
+        self.positions = positions
+        self.max_length = max_length
+        self.norm = norm
+        self.activation = keras.activations.get(activation)
+        self.has_cross_attention = cross_attention
+        self.seed = seed
+
+        dtype = self.dtype_policy
+        self.token_embedding = TokenEmbedding(vocabulary_size, hidden_dim, dtype=dtype, name="token_embedding")
+        if positions == "learned" and max_length is not None:
+            self.position_embedding = LearnedPositions(
+                max_length, initializer=keras.initializers.RandomNormal(stddev=0.02), dtype=dtype, name="positions"
+            )
+        else:
+            self.position_embedding = SinusoidalPositions(dtype=dtype, name="positions")
+        self.embedding_dropout = keras.layers.Dropout(dropout, seed=seed, dtype=dtype)
+        self.hidden_tokens = keras.layers.Dropout(token_dropout, noise_shape=(None, None, 1), seed=seed, dtype=dtype)
+        self.blocks = [
+            TransformerDecoderBlock(
+                num_heads,
+                intermediate_dim or 4 * hidden_dim,
+                cross_attention,
+                activation=activation,
+                dropout=dropout,
+                norm=norm,
+                seed=seed,
+                dtype=dtype,
+                name=f"block_{i}",
+            )
+            for i in range(num_layers)
+        ]
+        self.final_norm = None
+        if norm == "pre":
+            self.final_norm = keras.layers.LayerNormalization(epsilon=1e-5, dtype=dtype, name="final_norm")
+
+    def build(self, token_ids_shape: Any, memory_shape: Any = None) -> None:
+        width = (None, None, self.hidden_dim)
+        self.token_embedding.build(token_ids_shape)
+        self.position_embedding.build(width)
+        for block in self.blocks:
+            block.build(width, memory_shape)
+        if self.final_norm is not None:
+            self.final_norm.build(width)
+
+    def call(
+        self,
+        token_ids: Any,
+        memory: Any = None,
+        memory_mask: Any = None,
+        state: Any = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+    ) -> Any:
+        if return_attention_scores and not self.has_cross_attention:
+            raise ValueError(f"{self.name} has no cross-attention (cross_attention=False), so it has no scores of it.")
+        x = self.token_embedding(token_ids)  # (B, T, D)
+        if training and self.token_dropout:  # hidden, not rescaled: at inference every token is there
+            x = self.hidden_tokens(x, training=True) * (1.0 - self.token_dropout)
+        x = self.embedding_dropout(self.position_embedding(x), training=training)
+        scores = []
+        for block in self.blocks:
+            if return_attention_scores:
+                x, weights = block(x, memory, memory_mask=memory_mask, return_attention_scores=True, training=training)
+                scores.append(weights)
+            else:
+                x = block(x, memory, memory_mask=memory_mask, training=training)
+        logits, state = self._logits(x), () if state is None else state
+        return (logits, state, ops.stack(scores, axis=1)) if return_attention_scores else (logits, state)
+
+    def start(self, memory: Any, memory_mask: Any, max_length: int, batch_size: Any = None) -> tuple[Any, Any]:
+        """What generation starts from.
+
+        Args:
+            memory: `(B, S, D')`, or None for a language model (then `batch_size` is needed).
+            memory_mask: `(B, S)` boolean or None.
+            max_length: how many steps the caches hold.
+
+        Returns:
+            context: per layer the keys and values of the memory, which never change.
+            state: per layer the cache of the self-attention, batch first.
+        """
+        batch_size = ops.shape(memory)[0] if batch_size is None else batch_size
+        pairs = [block.start(memory, memory_mask, batch_size, max_length) for block in self.blocks]
+        return [context for context, _ in pairs], [state for _, state in pairs]
+
+    def step(self, token_ids: Any, index: Any, context: Any, state: Any) -> tuple[Any, Any]:
+        """Scores the token that follows position `index`.
+
+        Args:
+            token_ids: `(B,)`, the tokens at position `index`.
+            index: the position, one number for all rows.
+            context, state: from `start` or the last step.
+
+        Returns:
+            logits `(B, V)` and the new state.
+        """
+        x = self.position_embedding.step(self.token_embedding(token_ids), index)
+        caches = []
+        for block, block_context, cache in zip(self.blocks, context, state, strict=True):
+            x, cache = block.step(x, index, block_context, cache)
+            caches.append(cache)
+        return self._logits(x), caches
+
+    def _logits(self, x: Any) -> Any:
+        return self.token_embedding(x if self.final_norm is None else self.final_norm(x), reverse=True)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "vocabulary_size": self.vocabulary_size,
+            "hidden_dim": self.hidden_dim,
+            "num_layers": self.num_layers,
+            "num_heads": self.num_heads,
+            "intermediate_dim": self.intermediate_dim,
+            "dropout": self.dropout,
+            "token_dropout": self.token_dropout,
+            "positions": self.positions,
+            "max_length": self.max_length,
+            "norm": self.norm,
+            "activation": keras.activations.serialize(self.activation),
+            "cross_attention": self.has_cross_attention,
+            "seed": self.seed,
+        }
+
+
+def _check(
+    hidden_dim: int, num_layers: int, num_heads: int, positions: str, max_length: int | None, *shares: float
+) -> None:
+    for name, size in {"hidden_dim": hidden_dim, "num_layers": num_layers, "num_heads": num_heads}.items():
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name} is a positive whole number. Received {name}={size!r}.")
+    if hidden_dim % num_heads:
+        fits = ", ".join(str(n) for n in range(1, hidden_dim + 1) if hidden_dim % n == 0)
+        raise ValueError(f"num_heads={num_heads} does not divide hidden_dim={hidden_dim}. Heads that fit: {fits}.")
+    if positions not in ("sinusoidal", "learned"):
+        raise ValueError(f'positions is "sinusoidal" or "learned". Received {positions!r}.')
+    if positions == "learned" and max_length is None:
+        raise ValueError('positions="learned" needs max_length, the longest sequence. Received None.')
+    for share in shares:
+        if not 0.0 <= share < 1.0:
+            raise ValueError(f"dropout and token_dropout are shares in [0, 1). Received {share!r}.")

@@ -1,0 +1,25 @@
+"""Attention and the Transformer's parts as Keras layers, on any Keras backend."""
+
+from mmattn.layers.attention import CrossAttention, MultiHeadAttention, SelfAttention, attend
+from mmattn.layers.blocks import FeedForward, TransformerDecoderBlock, TransformerEncoderBlock
+from mmattn.layers.embeddings import PatchEmbedding, TokenEmbedding
+from mmattn.layers.masks import causal_mask, combine_masks, length_mask, padding_mask
+from mmattn.layers.positions import LearnedPositions, SinusoidalPositions
+
+__all__ = [
+    "CrossAttention",
+    "FeedForward",
+    "LearnedPositions",
+    "MultiHeadAttention",
+    "PatchEmbedding",
+    "SelfAttention",
+    "SinusoidalPositions",
+    "TokenEmbedding",
+    "TransformerDecoderBlock",
+    "TransformerEncoderBlock",
+    "attend",
+    "causal_mask",
+    "combine_masks",
+    "length_mask",
+    "padding_mask",
+]

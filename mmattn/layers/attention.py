@@ -1,0 +1,376 @@
+"""Multi-head attention (Vaswani et al. 2017, section 3.2), in training and step by step.
+
+    Z_i = Attention(Q W_i^Q, K W_i^K, V W_i^V)                        (2.1)
+    Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V                 (2.2)
+    MultiHeadAttention(Q, K, V) = Concat(Z_1 .. Z_h) W^O              (2.3)
+
+Shapes: B batch, T target (query) length, S memory (key) length, L cache length, D width (d_model), H heads (h),
+K head width (d_k, d_v). Variables have the names and shapes of `keras.layers.MultiHeadAttention`, so that weights
+move both ways with `set_weights(other.get_weights())`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+from keras import ops
+
+from mmattn.layers.masks import causal_mask, check_mask, combine_masks
+
+HIDDEN = -1e30  # a score under a mask, in float32 or wider: its exponential is exactly zero
+
+
+def attend(query: Any, key: Any, value: Any, mask: Any = None, dropout: Any = None) -> tuple[Any, Any]:
+    """Scaled dot-product attention, equation (2.2), on heads that are already split.
+
+    The softmax runs in float32 at least. A query that may see nothing gives zeros, and passes no gradient.
+
+    Args:
+        query: `(B, H, T, K)`; scaled by 1 / sqrt(K) before the product, so that half precision does not overflow.
+        key: `(B, H, S, K)`.
+        value: `(B, H, S, K)`.
+        mask: boolean, broadcasts to `(B, H, T, S)`; None = everything may be seen.
+        dropout: a function applied to the weights before they meet the values.
+
+    Returns:
+        `(B, H, T, K)` and the weights `(B, H, T, S)` before dropout.
+    """
+    scores = ops.matmul(query * (1.0 / math.sqrt(query.shape[-1])), ops.transpose(key, (0, 1, 3, 2)))
+    wide = keras.backend.result_type(scores.dtype, "float32")
+    scores = ops.cast(scores, wide)
+    if mask is None:
+        weights = ops.softmax(scores, axis=-1)
+    else:
+        weights = ops.softmax(ops.where(mask, scores, ops.cast(HIDDEN, wide)), axis=-1)
+        weights = weights * ops.cast(ops.any(mask, axis=-1, keepdims=True), wide)
+    weights = ops.cast(weights, value.dtype)
+    return ops.matmul(weights if dropout is None else dropout(weights), value), weights
+
+
+@keras.saving.register_keras_serializable(package="mmattn")
+class MultiHeadAttention(keras.layers.Layer):
+    """Multi-head attention: equations (2.1) to (2.3) of the module's head.
+
+    It differs from `keras.layers.MultiHeadAttention` in this: a query that may see nothing gives zeros (output,
+    weights and gradient), on every path; masks that arrive with the tensors are honoured and left where they are; a
+    mask is boolean; the causal mask is aligned to the bottom right.
+
+    Args:
+        num_heads: h.
+        key_dim: d_k, the width of a head for queries and keys.
+        value_dim: d_v, the width of a head for values; `key_dim` when not given.
+        dropout: share of the attention weights dropped in training.
+        use_bias: whether the four projections have a bias.
+        output_shape: width of the output; that of the query when not given.
+        kernel_initializer: for the four kernels.
+        bias_initializer: for the four biases.
+        seed: of the dropout.
+
+    Call arguments:
+        query: `(B, T, D)`.
+        value: `(B, S, D')`.
+        key: `(B, S, D'')`; `value` when not given.
+        query_mask: `(B, T)` boolean; a False position asks nothing and gets zeros. Taken from the tensor's own mask
+            when not given, like the next two.
+        value_mask: `(B, S)` boolean; True = real.
+        key_mask: `(B, S)` boolean; True = real.
+        attention_mask: boolean `(T, S)`, `(B, T, S)` or `(B, H, T, S)`; True = may look.
+        return_attention_scores: also return the weights `(B, H, T, S)`.
+        training: whether dropout is on.
+        use_causal_mask: let position t see the positions up to t only.
+
+    Returns:
+        `(B, T, D)`, or this and the weights.
+
+    Raises:
+        ValueError: for sizes that are not positive, or a mask that does not fit.
+
+    Example:
+        >>> import numpy as np
+        >>> layer = MultiHeadAttention(num_heads=2, key_dim=4)
+        >>> words, patches = np.ones((1, 3, 8), "float32"), np.ones((1, 5, 6), "float32")
+        >>> output, weights = layer(words, patches, return_attention_scores=True)
+        >>> tuple(output.shape), tuple(weights.shape)
+        ((1, 3, 8), (1, 2, 3, 5))
+
+    Source:
+        Vaswani et al., "Attention Is All You Need", 2017, section 3.2.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        key_dim: int,
+        value_dim: int | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        output_shape: int | None = None,
+        kernel_initializer: Any = "glorot_uniform",
+        bias_initializer: Any = "zeros",
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        for name, size in {"num_heads": num_heads, "key_dim": key_dim, "value_dim": value_dim}.items():
+            if size is not None and (not isinstance(size, int) or size < 1):
+                raise ValueError(f"{name} is a positive whole number. Received {name}={size!r}.")
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout is a share in [0, 1). Received dropout={dropout!r}.")
+        self.supports_masking = True
+        self.num_heads = num_heads
+        self.key_dim = key_dim
+        self.value_dim = value_dim or key_dim
+        self.dropout = dropout
+        self.use_bias = use_bias
+        self._output_shape = output_shape
+        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.bias_initializer = keras.initializers.get(bias_initializer)
+        self.seed = seed
+
+    def build(self, query_shape: Any, value_shape: Any, key_shape: Any = None) -> None:
+        key_shape = value_shape if key_shape is None else key_shape
+        for name, shape in {"query": query_shape, "value": value_shape, "key": key_shape}.items():
+            if len(shape) != 3:
+                raise ValueError(f"{name} has the shape (batch, length, width). Received {tuple(shape)}.")
+        self._query_dense = self._dense("query", "btd,dhk->bthk", (None, self.num_heads, self.key_dim), "hk")
+        self._key_dense = self._dense("key", "btd,dhk->bthk", (None, self.num_heads, self.key_dim), "hk")
+        self._value_dense = self._dense("value", "btd,dhk->bthk", (None, self.num_heads, self.value_dim), "hk")
+        width = query_shape[-1] if self._output_shape is None else self._output_shape
+        self._output_dense = self._dense("attention_output", "bthk,hkd->btd", (None, width), "d")
+        self._query_dense.build(query_shape)
+        self._key_dense.build(key_shape)
+        self._value_dense.build(value_shape)
+        self._output_dense.build((None, None, self.num_heads, self.value_dim))
+        self._dropout_layer = keras.layers.Dropout(self.dropout, seed=self.seed, dtype=self.dtype_policy)
+
+    def _dense(self, name: str, equation: str, output_shape: tuple[int | None, ...], bias_axes: str) -> Any:
+        dense = keras.layers.EinsumDense(
+            equation,
+            output_shape=output_shape,
+            bias_axes=bias_axes if self.use_bias else None,
+            kernel_initializer=_copy(self.kernel_initializer),
+            bias_initializer=_copy(self.bias_initializer),
+            dtype=self.dtype_policy,
+            name=name,
+        )
+        dense.supports_masking = True  # a mask on the inputs is read by `call`; it is no reason for a warning here
+        return dense
+
+    def call(
+        self,
+        query: Any,
+        value: Any,
+        key: Any = None,
+        query_mask: Any = None,
+        value_mask: Any = None,
+        key_mask: Any = None,
+        attention_mask: Any = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+        use_causal_mask: bool = False,
+    ) -> Any:
+        key = value if key is None else key
+        batch, targets, sources = query.shape[0], query.shape[1], key.shape[1]
+        if attention_mask is not None:
+            attention_mask = check_mask(attention_mask, batch, self.num_heads, targets, sources)
+        mask = combine_masks(
+            attention_mask,
+            None if query_mask is None else ops.cast(query_mask, "bool")[:, None, :, None],
+            None if value_mask is None else ops.cast(value_mask, "bool")[:, None, None, :],
+            None if key_mask is None else ops.cast(key_mask, "bool")[:, None, None, :],
+            causal_mask(ops.shape(query)[1], ops.shape(key)[1])[:, None] if use_causal_mask else None,
+        )
+        keys, values = self.project_memory(key, value)
+        output, weights = self._attend_and_project(self._project_query(query), keys, values, mask, training)
+        return (output, weights) if return_attention_scores else output
+
+    def project_memory(self, key: Any, value: Any) -> tuple[Any, Any]:
+        """The keys and values of all heads, `(B, H, S, K)` each: equation (2.1) but for the query."""
+        heads_first = (0, 2, 1, 3)
+        return ops.transpose(self._key_dense(key), heads_first), ops.transpose(self._value_dense(value), heads_first)
+
+    def _project_query(self, query: Any) -> Any:
+        return ops.transpose(self._query_dense(query), (0, 2, 1, 3))
+
+    def _attend_and_project(self, query: Any, keys: Any, values: Any, mask: Any, training: bool | None) -> Any:
+        dropped = self.dropout > 0.0 and training
+        heads, weights = attend(
+            query, keys, values, mask, (lambda w: self._dropout_layer(w, training=True)) if dropped else None
+        )
+        output = self._output_dense(ops.transpose(heads, (0, 2, 1, 3)))  # (B, T, D)
+        if mask is not None and self.use_bias:  # without it the bias would answer for a query that sees nothing
+            sees = ops.any(mask, axis=(1, 3))  # (B | 1, T | 1)
+            output = output * ops.cast(sees[:, :, None], output.dtype)
+        return output, weights
+
+    def compute_mask(self, query: Any, previous_mask: Any = None) -> Any:
+        return previous_mask[0] if isinstance(previous_mask, (list, tuple)) else previous_mask
+
+    def compute_output_spec(
+        self, query: Any, value: Any, key: Any = None, return_attention_scores: bool = False, **_: Any
+    ) -> Any:
+        width = query.shape[-1] if self._output_shape is None else self._output_shape
+        output = keras.KerasTensor((*query.shape[:-1], width), dtype=self.compute_dtype)
+        if not return_attention_scores:
+            return output
+        shape = (query.shape[0], self.num_heads, query.shape[1], value.shape[1])
+        return output, keras.KerasTensor(shape, dtype=self.compute_dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "num_heads": self.num_heads,
+            "key_dim": self.key_dim,
+            "value_dim": self.value_dim,
+            "dropout": self.dropout,
+            "use_bias": self.use_bias,
+            "output_shape": self._output_shape,
+            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
+            "bias_initializer": keras.initializers.serialize(self.bias_initializer),
+            "seed": self.seed,
+        }
+
+
+@keras.saving.register_keras_serializable(package="mmattn")
+class SelfAttention(MultiHeadAttention):
+    """A sequence attends to itself: Q = K = V = X.
+
+    Arguments as in `MultiHeadAttention`.
+
+    Call arguments:
+        inputs: `(B, T, D)`.
+        padding_mask: `(B, T)` boolean, True = real; nobody looks at a False position.
+        mask, inputs_mask: the same, filled in by Keras with the mask that arrives on `inputs` itself.
+        attention_mask, use_causal_mask, return_attention_scores, training: as in `MultiHeadAttention`.
+
+    Step by step: `start` makes an empty cache, `step` adds one position to it and gives what `call` with
+    `use_causal_mask=True` gives there.
+
+    Example:
+        >>> import numpy as np
+        >>> layer = SelfAttention(num_heads=2, key_dim=4)
+        >>> x = np.random.default_rng(0).normal(size=(1, 3, 8)).astype("float32")
+        >>> whole = layer(x, use_causal_mask=True)
+        >>> cache = layer.start(batch_size=1, max_length=3)
+        >>> for t in range(3):
+        ...     output, cache = layer.step(x[:, t], t, cache)
+        >>> bool(np.allclose(output, whole[:, -1], atol=1e-6))
+        True
+    """
+
+    def build(self, inputs_shape: Any) -> None:  # type: ignore[override]
+        super().build(inputs_shape, inputs_shape)
+
+    def call(  # type: ignore[override]
+        self,
+        inputs: Any,
+        padding_mask: Any = None,
+        attention_mask: Any = None,
+        mask: Any = None,
+        inputs_mask: Any = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+        use_causal_mask: bool = False,
+    ) -> Any:
+        implicit = inputs_mask if mask is None else mask
+        return super().call(
+            inputs, inputs, key_mask=padding_mask, value_mask=implicit, attention_mask=attention_mask,
+            return_attention_scores=return_attention_scores, training=training, use_causal_mask=use_causal_mask,
+        )  # fmt: skip
+
+    def start(self, batch_size: Any, max_length: int) -> dict[str, Any]:
+        """An empty cache for `max_length` positions: keys and values `(B, H, L, K)`."""
+        shape = (batch_size, self.num_heads, max_length)
+        return {
+            "keys": ops.zeros((*shape, self.key_dim), dtype=self.compute_dtype),
+            "values": ops.zeros((*shape, self.value_dim), dtype=self.compute_dtype),
+        }
+
+    def step(self, inputs: Any, index: Any, cache: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Attends from position `index` to the positions 0 .. index.
+
+        Args:
+            inputs: `(B, D)`, the position's input.
+            index: its place, one number for all rows.
+            cache: from `start` or the last step.
+
+        Returns:
+            `(B, D)` and the new cache.
+        """
+        row = inputs[:, None, :]
+        key, value = self.project_memory(row, row)
+        keys = ops.slice_update(cache["keys"], (0, 0, index, 0), key)
+        values = ops.slice_update(cache["values"], (0, 0, index, 0), value)
+        seen = ops.less_equal(ops.arange(keys.shape[2], dtype="int32"), index)[None, None, None, :]
+        output, _ = self._attend_and_project(self._project_query(row), keys, values, seen, training=False)
+        return output[:, 0], {"keys": keys, "values": values}
+
+    def compute_output_spec(self, inputs: Any, return_attention_scores: bool = False, **_: Any) -> Any:  # type: ignore[override]
+        return super().compute_output_spec(inputs, inputs, return_attention_scores=return_attention_scores)
+
+
+@keras.saving.register_keras_serializable(package="mmattn")
+class CrossAttention(MultiHeadAttention):
+    """One sequence attends to another: Q = Z, K = V = X^(N).
+
+    Arguments as in `MultiHeadAttention`.
+
+    Call arguments:
+        inputs: `(B, T, D)`, those who ask.
+        memory: `(B, S, D')`, what is looked at.
+        memory_mask: `(B, S)` boolean, True = real.
+        attention_mask, return_attention_scores, training: as in `MultiHeadAttention`.
+
+    Step by step: `start` projects the memory once, `step` asks for one position.
+
+    Example:
+        >>> import numpy as np
+        >>> layer = CrossAttention(num_heads=2, key_dim=4)
+        >>> words, patches = np.ones((1, 3, 8), "float32"), np.ones((1, 5, 6), "float32")
+        >>> whole = layer(words, patches)
+        >>> context = layer.start(patches)
+        >>> bool(np.allclose(layer.step(words[:, 0], context), whole[:, 0], atol=1e-6))
+        True
+    """
+
+    def build(self, inputs_shape: Any, memory_shape: Any) -> None:  # type: ignore[override]
+        super().build(inputs_shape, memory_shape)
+
+    def call(  # type: ignore[override]
+        self,
+        inputs: Any,
+        memory: Any,
+        memory_mask: Any = None,
+        attention_mask: Any = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+    ) -> Any:
+        return super().call(
+            inputs, memory, value_mask=memory_mask, attention_mask=attention_mask,
+            return_attention_scores=return_attention_scores, training=training,
+        )  # fmt: skip
+
+    def start(self, memory: Any, memory_mask: Any = None) -> dict[str, Any]:
+        """The keys and values `(B, H, S, K)` of the memory and its mask, which every step shares."""
+        keys, values = self.project_memory(memory, memory)
+        return {"keys": keys, "values": values, "mask": memory_mask}
+
+    def step(self, inputs: Any, context: dict[str, Any]) -> Any:
+        """Attends from one position's input `(B, D)` to the whole memory; returns `(B, D)`."""
+        mask = context["mask"]
+        mask = None if mask is None else ops.cast(mask, "bool")[:, None, None, :]
+        query = self._project_query(inputs[:, None, :])
+        output, _ = self._attend_and_project(query, context["keys"], context["values"], mask, training=False)
+        return output[:, 0]
+
+    def compute_output_spec(  # type: ignore[override]
+        self, inputs: Any, memory: Any, return_attention_scores: bool = False, **_: Any
+    ) -> Any:
+        return super().compute_output_spec(inputs, memory, return_attention_scores=return_attention_scores)
+
+
+def _copy(initializer: Any) -> Any:
+    """A fresh initializer of the same kind: one object used twice would give equal kernels."""
+    return initializer.__class__.from_config(initializer.get_config())

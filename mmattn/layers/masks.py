@@ -1,0 +1,119 @@
+"""Boolean attention masks: True = may look.
+
+Every mask that reaches an attention layer here is boolean and has one of three shapes: `(T, S)`, `(B, T, S)` or
+`(B, H, T, S)`, where a batch, head or query axis of size 1 stands for "the same for all".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+# Shapes: B batch, H heads, T target (query) length, S memory (key) length.
+
+
+def padding_mask(token_ids: Any, pad_id: int = 0) -> Any:
+    """Marks the real positions of right-padded token ids.
+
+    Args:
+        token_ids: `(B, S)` integers.
+        pad_id: the id that fills the rows up.
+
+    Returns:
+        `(B, S)` boolean, True at real tokens.
+
+    Example:
+        >>> import numpy as np
+        >>> np.asarray(padding_mask(np.array([[5, 6, 0]]))).tolist()
+        [[True, True, False]]
+    """
+    return ops.not_equal(token_ids, pad_id)
+
+
+def length_mask(lengths: Any, max_length: int) -> Any:
+    """The `(B, max_length)` mask of rows that hold `lengths` (B,) real positions each.
+
+    Example:
+        >>> import numpy as np
+        >>> np.asarray(length_mask(np.array([1, 3]), 3)).tolist()
+        [[True, False, False], [True, True, True]]
+    """
+    return ops.less(ops.arange(max_length, dtype="int32")[None, :], ops.cast(lengths, "int32")[:, None])
+
+
+def causal_mask(query_length: Any, key_length: Any = None) -> Any:
+    """Lets a query see the keys up to its own place, aligned to the bottom right.
+
+    The last query sees every key. With `query_length` < `key_length` the queries are the *last* positions of the
+    sequence, so that a call over new tokens and their cache agrees with a call over the whole.
+
+    Args:
+        query_length: T.
+        key_length: S; equal to T when not given.
+
+    Returns:
+        `(1, T, S)` boolean.
+
+    Example:
+        >>> import numpy as np
+        >>> np.asarray(causal_mask(2, 3))[0].tolist()
+        [[True, True, False], [True, True, True]]
+    """
+    key_length = query_length if key_length is None else key_length
+    rows = ops.arange(query_length, dtype="int32")[:, None] + (key_length - query_length)
+    columns = ops.arange(key_length, dtype="int32")[None, :]
+    return ops.less_equal(columns, rows)[None, :, :]
+
+
+def check_mask(mask: Any, batch: int | None, heads: int | None, targets: int | None, sources: int | None) -> Any:
+    """Brings an attention mask to `(B | 1, H | 1, T | 1, S)`, or refuses it in words.
+
+    Args:
+        mask: boolean, `(T, S)`, `(B, T, S)` or `(B, H, T, S)`; axes of size 1 broadcast, but for S.
+        batch, heads, targets, sources: B, H, T, S where known statically, else None.
+
+    Raises:
+        ValueError: for a mask that is not boolean, or whose shape does not fit, or fits only by accident
+            (a two-dimensional mask when the batch is as large as T: it could be a padding mask).
+    """
+    mask = ops.convert_to_tensor(mask)
+    received = tuple(mask.shape)
+    numbers = f"B={batch}, H={heads}, T={targets}, S={sources}"
+    if keras.backend.standardize_dtype(mask.dtype) != "bool":
+        raise ValueError(
+            f"An attention mask is boolean, True = may look. Received dtype {mask.dtype} of shape {received} "
+            f"({numbers}). Compare first: `mask != 0`, or `additive_mask > -1` for an additive one."
+        )
+    if len(received) == 2:
+        if batch is not None and batch == targets and batch != 1:
+            raise ValueError(
+                f"A mask of shape {received} can be read as (T, S) or as the padding mask (B, S), because {numbers}. "
+                "Pass mask[None] for (1, T, S), or padding through `key_mask` / `memory_mask`."
+            )
+        mask = mask[None, None]
+    elif len(received) == 3:
+        mask = mask[:, None]
+    elif len(received) != 4:
+        raise ValueError(
+            f"An attention mask has the shape (T, S), (B, T, S) or (B, H, T, S). Received {received} ({numbers})."
+        )
+    limits = (batch, heads, targets, sources)
+    for axis, (size, limit) in enumerate(zip(mask.shape, limits, strict=True)):
+        may_broadcast = axis < 3 and size == 1
+        if size is not None and limit is not None and size != limit and not may_broadcast:
+            raise ValueError(
+                f"An attention mask has the shape (T, S), (B, T, S) or (B, H, T, S). Received {received}, "
+                f"which does not fit {numbers}."
+            )
+    return mask
+
+
+def combine_masks(*masks: Any) -> Any:
+    """The conjunction of masks that broadcast against each other; None stands for "everything may be seen"."""
+    combined = None
+    for mask in masks:
+        if mask is not None:
+            combined = mask if combined is None else ops.logical_and(combined, mask)
+    return combined

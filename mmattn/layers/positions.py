@@ -1,0 +1,111 @@
+"""Where in a sequence a vector stands: added to it, for a whole sequence or for one step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+from keras import ops
+
+
+@keras.saving.register_keras_serializable(package="mmattn")
+class SinusoidalPositions(keras.layers.Layer):
+    """Adds sines and cosines of geometrically spaced wavelengths; no variables, no longest length.
+
+    Even channels hold sin(t / 10000^(2i/D)), odd ones the cosine of the same angle.
+
+    Call arguments:
+        inputs: `(B, T, D)`.
+
+    Example:
+        >>> import numpy as np
+        >>> layer = SinusoidalPositions()
+        >>> x = np.zeros((1, 3, 4), "float32")
+        >>> bool(np.allclose(layer(x)[:, 2], layer.step(x[:, 2], 2)))
+        True
+
+    Source:
+        Vaswani et al. 2017, section 3.5.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.supports_masking = True
+
+    def call(self, inputs: Any) -> Any:
+        return inputs + self._table(ops.arange(ops.shape(inputs)[1], dtype="int32"), inputs.shape[-1])
+
+    def step(self, inputs: Any, index: Any) -> Any:
+        """Adds the place `index` to every row of `(B, D)`."""
+        return inputs + self._table(ops.reshape(ops.cast(index, "int32"), (1,)), inputs.shape[-1])
+
+    def _table(self, positions: Any, width: int) -> Any:
+        wide = keras.backend.result_type(self.compute_dtype, "float32")
+        channels = ops.arange(width, dtype="int32")
+        pair = ops.cast(channels - channels % 2, wide)
+        angles = ops.cast(positions[:, None], wide) * ops.exp(pair * (-math.log(10000.0) / width))[None, :]
+        table = ops.where(channels % 2 == 0, ops.sin(angles), ops.cos(angles))
+        return ops.cast(table, self.compute_dtype)  # (T, D)
+
+    def compute_output_shape(self, inputs_shape: Any) -> Any:
+        return inputs_shape
+
+
+@keras.saving.register_keras_serializable(package="mmattn")
+class LearnedPositions(keras.layers.Layer):
+    """Adds one learned vector a place, up to `max_length` places.
+
+    Args:
+        max_length: the longest sequence; a longer one is refused.
+        initializer: for the vectors.
+
+    Call arguments:
+        inputs: `(B, T, D)`, T at most `max_length`.
+
+    Raises:
+        ValueError: for a longer sequence.
+
+    Example:
+        >>> import numpy as np
+        >>> layer = LearnedPositions(max_length=8)
+        >>> tuple(layer(np.zeros((2, 5, 4), "float32")).shape)
+        (2, 5, 4)
+
+    Source:
+        Gehring et al., "Convolutional Sequence to Sequence Learning", 2017, section 3.1.
+    """
+
+    def __init__(self, max_length: int, initializer: Any = "glorot_uniform", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if not isinstance(max_length, int) or max_length < 1:
+            raise ValueError(f"max_length is a positive whole number. Received {max_length!r}.")
+        self.supports_masking = True
+        self.max_length = max_length
+        self.initializer = keras.initializers.get(initializer)
+
+    def build(self, inputs_shape: Any) -> None:
+        self.embeddings = self.add_weight(
+            name="embeddings", shape=(self.max_length, inputs_shape[-1]), initializer=self.initializer
+        )
+
+    def call(self, inputs: Any) -> Any:
+        length = inputs.shape[1]
+        if length is not None and length > self.max_length:
+            raise ValueError(
+                f"{self.name} knows {self.max_length} positions; the sequence has {length}. "
+                f"Cut it, or build the layer with max_length={length} or more and train it."
+            )
+        table = ops.convert_to_tensor(self.embeddings)
+        return inputs + ops.cast(table[: ops.shape(inputs)[1]], inputs.dtype)
+
+    def step(self, inputs: Any, index: Any) -> Any:
+        """Adds the place `index` to every row of `(B, D)`."""
+        return inputs + ops.cast(ops.take(self.embeddings, index, axis=0), inputs.dtype)
+
+    def compute_output_shape(self, inputs_shape: Any) -> Any:
+        return inputs_shape
+
+    def get_config(self) -> dict[str, Any]:
+        initializer = keras.initializers.serialize(self.initializer)
+        return {**super().get_config(), "max_length": self.max_length, "initializer": initializer}

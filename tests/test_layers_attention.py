@@ -1,0 +1,300 @@
+"""Attention against a loop in NumPy, on every path."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from mmattn.layers import CrossAttention, MultiHeadAttention, SelfAttention, causal_mask
+
+B, T, S, D, M, H, K, V = 2, 5, 7, 12, 10, 3, 4, 6
+
+
+def reference(layer, query, value, mask=None):
+    """Equations (2.1) to (2.3), one head, one row, one query at a time, in float64."""
+    weights = [np.asarray(w, "float64") for w in layer.get_weights()]
+    wq, bq, wk, bk, wv, bv, wo, bo = weights
+    batch, targets, sources = query.shape[0], query.shape[1], value.shape[1]
+    heads = wq.shape[1]
+    output = np.zeros((batch, targets, wo.shape[-1]))
+    scores = np.zeros((batch, heads, targets, sources))
+    for b, t in itertools.product(range(batch), range(targets)):
+        sees = False
+        for h in range(heads):
+            q = query[b, t] @ wq[:, h] + bq[h]
+            logits = np.full(sources, -np.inf)
+            for s in range(sources):
+                if mask is None or np.broadcast_to(mask, scores.shape)[b, h, t, s]:
+                    logits[s] = q @ (value[b, s] @ wk[:, h] + bk[h]) / math.sqrt(wq.shape[-1])
+            if np.isfinite(logits).any():
+                sees = True
+                e = np.exp(logits - logits.max())
+                scores[b, h, t] = e / e.sum()
+            z = sum(scores[b, h, t, s] * (value[b, s] @ wv[:, h] + bv[h]) for s in range(sources))
+            output[b, t] += z @ wo[h]
+        if sees:
+            output[b, t] += bo
+    return output, scores
+
+
+def randomise(layer, seed=0):
+    rng = np.random.default_rng(seed)
+    layer.set_weights([rng.normal(size=w.shape, scale=0.5) for w in layer.get_weights()])
+
+
+def make(dtype="float64", **options):
+    rng = np.random.default_rng(1)
+    query, value = rng.normal(size=(B, T, D)), rng.normal(size=(B, S, M))
+    layer = MultiHeadAttention(H, K, value_dim=V, dtype=dtype, **options)
+    layer(query.astype("float32"), value.astype("float32"))
+    randomise(layer)
+    return layer, query, value
+
+
+def free_mask(seed=2, shape=(B, H, T, S)):
+    mask = np.random.default_rng(seed).random(shape) < 0.5
+    mask[1, :, 3] = False  # a query that may see nothing
+    return mask
+
+
+MASKS = {
+    "none": (None, None),
+    "free": ({"attention_mask": free_mask()}, free_mask()),
+    "causal": ({"use_causal_mask": True}, np.tril(np.ones((T, S), bool), S - T)[None, None]),
+    "padding": (
+        {"key_mask": np.array([[1] * 4 + [0] * 3, [0] * 7], bool)},
+        np.array([[1] * 4 + [0] * 3, [0] * 7], bool)[:, None, None],
+    ),
+    "query": (
+        {"query_mask": np.array([[1] * 4 + [0], [1] * 5], bool)},
+        np.array([[1] * 4 + [0], [1] * 5], bool)[:, None, :, None],
+    ),
+    "all": (
+        {"attention_mask": free_mask()[:, 0], "use_causal_mask": True, "value_mask": np.arange(S)[None] < [[5], [7]]},
+        free_mask()[:, :1] & np.tril(np.ones((T, S), bool), S - T) & (np.arange(S)[None] < [[5], [7]])[:, None, None],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["eager", "graph", "xla"])
+@pytest.mark.parametrize("kind", MASKS)
+def test_equals_the_loop_in_float64_on_every_path(kind, path):
+    layer, query, value = make()
+    options, mask = MASKS[kind]
+    options = {k: ops.convert_to_tensor(v) if isinstance(v, np.ndarray) else v for k, v in (options or {}).items()}
+
+    def run(q, v):
+        return layer(q, v, return_attention_scores=True, **options)
+
+    output, scores = compiled(run, path)(ops.convert_to_tensor(query), ops.convert_to_tensor(value))
+    expected, expected_scores = reference(layer, query, value, mask)
+    np.testing.assert_allclose(output, expected, atol=1e-10)
+    np.testing.assert_allclose(scores, expected_scores, atol=1e-10)
+
+
+def compiled(fn, path):
+    if path == "eager":
+        return fn
+    from mmattn import backend
+
+    return backend.compile(fn, jit=path == "xla")
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("mixed_bfloat16", 0.08), ("mixed_float16", 0.02)])
+def test_equals_the_loop_in_lower_precision(dtype, tolerance):
+    layer, query, value = make(dtype)
+    options, mask = MASKS["all"]
+    output = layer(query.astype("float32"), value.astype("float32"), **options)
+    expected, _ = reference(layer, query, value, mask)
+    np.testing.assert_allclose(
+        np.asarray(ops.cast(output, "float32")), expected, atol=tolerance * np.abs(expected).max()
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("scores", [False, True])
+def test_masked_row_is_zero_forward_and_gradient_on_every_path(dtype, scores):
+    tf = pytest.importorskip("tensorflow")
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("the gradient is taken with TensorFlow's tape")
+    layer, query, value = make(dtype, dropout=0.3)
+    query, value = tf.constant(query, "float32"), tf.constant(value, "float32")
+    for training, jit in itertools.product([False, True], [None, False, True]):
+
+        def run(q, v, training=training):
+            with tf.GradientTape() as tape:
+                tape.watch([q, v])
+                output = layer(q, v, attention_mask=free_mask(), return_attention_scores=scores, training=training)
+                row = tf.cast((output[0] if scores else output)[1, 3], "float32")
+            return row, tape.gradient(row, [q, v, *layer.trainable_variables])
+
+        row, gradients = (run if jit is None else tf.function(run, jit_compile=jit))(query, value)
+        assert not np.any(np.asarray(row))
+        for gradient in gradients:
+            assert not np.any(np.asarray(tf.convert_to_tensor(gradient)))
+
+
+def test_padding_never_leaks_into_output_or_gradient():
+    tf = pytest.importorskip("tensorflow")
+    layer, query, value = make("float32")
+    mask = np.arange(S)[None] < np.array([[4], [6]])
+    other = np.where(mask[..., None], value, 1e3)
+    first, second = (layer(query.astype("float32"), v.astype("float32"), key_mask=mask) for v in (value, other))
+    np.testing.assert_array_equal(first, second)
+    if keras.backend.backend() == "tensorflow":
+        tensor = tf.constant(value, "float32")
+        with tf.GradientTape() as tape:
+            tape.watch(tensor)
+            output = layer(query.astype("float32"), tensor, key_mask=mask)
+        assert not np.any(tape.gradient(output, tensor).numpy()[~mask])
+
+
+@pytest.mark.parametrize("scores", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("training", [False, True])
+def test_future_never_leaks(scores, dropout, training):
+    layer = SelfAttention(H, K, dropout=dropout, seed=3)
+    x = np.random.default_rng(0).normal(size=(B, T, D)).astype("float32")
+    outputs = []
+    for changed in (x, np.concatenate([x[:, :3], x[:, 3:] + 5], axis=1)):
+        twin = SelfAttention.from_config(layer.get_config())
+        twin.build(x.shape)
+        randomise(twin)
+        output = twin(changed, use_causal_mask=True, return_attention_scores=scores, training=training)
+        outputs.append(np.asarray(output[0] if scores else output))
+    np.testing.assert_array_equal(outputs[0][:, :3], outputs[1][:, :3])
+    assert np.abs(outputs[0][:, 3:] - outputs[1][:, 3:]).max() > 1e-3
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("float64", 1e-10)])
+def test_self_attention_step_equals_call(dtype, tolerance):
+    layer = SelfAttention(H, K, value_dim=V, dtype=dtype)
+    x = np.random.default_rng(0).normal(size=(B, T, D)).astype(dtype)
+    layer.build(x.shape)
+    randomise(layer)
+    whole = np.asarray(layer(x, use_causal_mask=True))
+    cache = layer.start(B, T + 3)
+    for t in range(T):
+        output, cache = layer.step(ops.convert_to_tensor(x[:, t]), t, cache)
+        np.testing.assert_allclose(output, whole[:, t], atol=tolerance)
+
+
+def test_cross_attention_step_equals_call():
+    layer = CrossAttention(H, K, value_dim=V, dtype="float64")
+    rng = np.random.default_rng(0)
+    x, memory = rng.normal(size=(B, T, D)), rng.normal(size=(B, S, M))
+    mask = np.arange(S)[None] < np.array([[4], [0]])  # the second row may see nothing
+    layer.build(x.shape, memory.shape)
+    randomise(layer)
+    whole = np.asarray(layer(x, memory, memory_mask=mask))
+    context = layer.start(memory, mask)
+    for t in range(T):
+        np.testing.assert_allclose(layer.step(ops.convert_to_tensor(x[:, t]), context), whole[:, t], atol=1e-10)
+    assert not np.any(whole[1])
+
+
+def test_keras_weights_load_and_give_the_same():
+    ours, query, value = make("float32")
+    theirs = keras.layers.MultiHeadAttention(H, K, value_dim=V)
+    theirs(query.astype("float32"), value.astype("float32"))
+    assert [(v.name, tuple(v.shape)) for v in theirs.weights] == [(v.name, tuple(v.shape)) for v in ours.weights]
+    theirs.set_weights(ours.get_weights())
+    mask = free_mask(shape=(B, T, S, 1))[..., 0] | (np.arange(S) == 0)
+    a, b = (
+        np.asarray(m(query.astype("float32"), value.astype("float32"), attention_mask=mask)) for m in (ours, theirs)
+    )
+    np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_implicit_masks_are_honoured_and_left_on_the_callers_tensors():
+    ids = np.array([[3, 4, 0, 0], [5, 6, 7, 0]])
+    embedded = keras.layers.Embedding(10, D, mask_zero=True)(ids)
+    layer = SelfAttention(H, K)
+    output, scores = layer(embedded, return_attention_scores=True)
+    assert not np.any(np.asarray(scores)[0, :, :, 2:])
+    np.testing.assert_array_equal(embedded._keras_mask, ids != 0)
+    np.testing.assert_array_equal(output._keras_mask, ids != 0)
+    cross = CrossAttention(H, K)
+    for _ in range(3):  # a stack of decoder layers shares one memory
+        _, scores = cross(np.ones((2, 3, D), "float32"), embedded, return_attention_scores=True)
+        assert not np.any(np.asarray(scores)[0, :, :, 2:])
+    both = layer(embedded, attention_mask=np.ones((1, 4, 4), bool), return_attention_scores=True)[1]
+    assert not np.any(np.asarray(both)[0, :, :, 2:])
+
+
+def test_layers_survive_saving(tmp_path):
+    x, memory = keras.Input((None, D)), keras.Input((S, M))
+    y = SelfAttention(H, K, dropout=0.1, seed=1)(x, use_causal_mask=True)
+    y, scores = CrossAttention(H, K, value_dim=V)(y, memory, return_attention_scores=True)
+    y = MultiHeadAttention(H, K, output_shape=9)(y, memory)
+    model = keras.Model([x, memory], [y, scores])
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=(B, T, D)).astype("float32"), rng.normal(size=(B, S, M)).astype("float32")]
+    before = model(arrays)
+    model.save(tmp_path / "m.keras")
+    for a, b in zip(before, keras.models.load_model(tmp_path / "m.keras")(arrays), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_symbolic_scores_have_the_shape_of_the_real_ones():
+    x, memory = keras.Input((T, D)), keras.Input((S, M))
+    output, scores = MultiHeadAttention(H, K)(x, memory, return_attention_scores=True)
+    assert output.shape == (None, T, D) and scores.shape == (None, H, T, S)
+
+
+@pytest.mark.parametrize(
+    "mask, words",
+    [
+        (np.zeros((B, T, S)), "boolean"),
+        (np.ones((B, S, T), bool), r"\(B, T, S\).*\(2, 7, 5\).*B=2, H=3, T=5, S=7"),
+        (np.ones((B, S), bool), r"\(2, 7\).*T=5"),
+        (np.ones((B, T, 1), bool), r"\(2, 5, 1\)"),
+        (np.ones(S, bool), r"\(7,\)"),
+    ],
+)
+def test_a_mask_that_does_not_fit_is_refused_in_words(mask, words):
+    layer, query, value = make("float32")
+    with pytest.raises(ValueError, match=words):
+        layer(query.astype("float32"), value.astype("float32"), attention_mask=mask)
+
+
+def test_a_mask_that_fits_by_accident_is_refused():
+    layer = MultiHeadAttention(H, K)
+    x = np.ones((4, 4, D), "float32")
+    with pytest.raises(ValueError, match=r"\(T, S\) or as the padding mask \(B, S\)"):
+        layer(x, x, attention_mask=np.ones((4, 4), bool))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"num_heads": 0, "key_dim": 4}, {"num_heads": 2, "key_dim": -1}, {"num_heads": 2, "key_dim": 4, "dropout": 1.0}],
+)
+def test_impossible_sizes_are_refused(arguments):
+    with pytest.raises(ValueError, match="Received"):
+        MultiHeadAttention(**arguments)
+
+
+def test_causal_mask_is_aligned_to_the_bottom_right():
+    assert np.asarray(causal_mask(2, 4))[0].astype(int).tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+
+
+def test_gradients_equal_finite_differences():
+    tf = pytest.importorskip("tensorflow")
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("the gradient is taken with TensorFlow's tape")
+    layer, query, value = make()
+    tensor = tf.constant(query)
+    with tf.GradientTape() as tape:
+        tape.watch(tensor)
+        loss = tf.reduce_sum(tf.sin(layer(tensor, value, attention_mask=free_mask())))
+    gradient = tape.gradient(loss, tensor).numpy()
+    for place in [(0, 0, 0), (1, 4, 7), (1, 3, 2)]:
+        step = np.zeros_like(query)
+        step[place] = 1e-6
+        up, down = (np.sin(reference(layer, query + s, value, free_mask())[0]).sum() for s in (step, -step))
+        assert gradient[place] == pytest.approx((up - down) / 2e-6, abs=1e-6)

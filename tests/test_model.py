@@ -1,0 +1,140 @@
+"""The encoder-decoder and the Transformer decoder: step equals call, saving, several targets a source."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from mmattn.decoders import TransformerDecoder
+from mmattn.encoders.image import VisionTransformer
+from mmattn.model import EncoderDecoder
+
+IDS = np.array([[2, 5, 6, 7, 3], [2, 9, 8, 3, 0], [2, 4, 4, 4, 4]])
+PIXELS = np.random.default_rng(0).integers(0, 256, (3, 16, 24, 3)).astype("uint8")
+
+
+def make(dtype="float32", **options):
+    encoder = VisionTransformer((16, 24), patch_size=8, hidden_dim=8, num_layers=1, num_heads=2, dtype=dtype)
+    decoder = TransformerDecoder(20, 8, num_layers=2, num_heads=2, dtype=dtype, **options)
+    model = EncoderDecoder(encoder, decoder, dtype=dtype)
+    model.build({"pixels": (None, 16, 24, 3), "target_ids": (None, None)})
+    rng = np.random.default_rng(1)
+    model.set_weights([rng.normal(size=w.shape, scale=0.3) for w in model.get_weights()])
+    return model
+
+
+DECODERS = {
+    "pre": {},
+    "post": {"norm": "post", "activation": "gelu"},
+    "learned": {"positions": "learned", "max_length": 9},
+}
+
+
+@pytest.mark.parametrize("options", DECODERS.values(), ids=DECODERS)
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("float64", 1e-10)])
+def test_step_equals_call(options, dtype, tolerance):
+    model = make(dtype, **options)
+    whole = np.asarray(model({"pixels": PIXELS, "target_ids": IDS}))
+    context, state = model.start({"pixels": PIXELS}, max_length=8)
+    for t in range(IDS.shape[1]):
+        logits, state = model.step(ops.convert_to_tensor(IDS[:, t]), t, context, state)
+        np.testing.assert_allclose(logits, whole[:, t], atol=tolerance)
+
+
+def test_the_future_never_reaches_the_past():
+    model = make()
+    changed = IDS.copy()
+    changed[:, 3:] = 11
+    one, two = (np.asarray(model({"pixels": PIXELS, "target_ids": ids})) for ids in (IDS, changed))
+    np.testing.assert_array_equal(one[:, :3], two[:, :3])
+    assert np.abs(one[:, 3:] - two[:, 3:]).max() > 1e-3
+
+
+def test_the_picture_matters():
+    model = make()
+    one, two = (np.asarray(model({"pixels": p, "target_ids": IDS})) for p in (PIXELS, 255 - PIXELS))
+    assert np.abs(one - two).max() > 1e-3
+
+
+def test_several_targets_of_a_source_equal_each_alone():
+    model = make()
+    several = np.stack([IDS, IDS[::-1]], axis=1)  # (3, 2, 5)
+    logits = np.asarray(model({"pixels": PIXELS, "target_ids": several}))
+    for n in range(2):
+        alone = np.asarray(model({"pixels": PIXELS, "target_ids": several[:, n]}))
+        np.testing.assert_allclose(logits[:, n], alone, atol=1e-5)
+
+
+def test_attention_is_that_of_the_decoder_and_sums_to_one():
+    scores = np.asarray(make().attention({"pixels": PIXELS, "target_ids": IDS}))
+    assert scores.shape == (3, 2, 2, 5, 6)
+    np.testing.assert_allclose(scores.sum(-1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", DECODERS.values(), ids=DECODERS)
+def test_saved_and_loaded_it_gives_the_same(options, tmp_path):
+    model = make(**options, dropout=0.1, token_dropout=0.1)
+    inputs = {"pixels": PIXELS, "target_ids": IDS}
+    before = np.asarray(model(inputs))
+    model.save(tmp_path / "m.keras")
+    np.testing.assert_array_equal(before, keras.models.load_model(tmp_path / "m.keras")(inputs))
+    twin = EncoderDecoder.from_config(model.get_config())
+    twin.build({"pixels": (None, 16, 24, 3), "target_ids": (None, None)})
+    twin.set_weights(model.get_weights())
+    np.testing.assert_array_equal(before, twin(inputs))
+    for each in (model, twin):
+        assert len({v.path for v in each.weights}) == len(each.weights)
+
+
+def test_it_learns_eight_pairs_by_heart():
+    model = make()
+    model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    rng = np.random.default_rng(5)
+    pixels, words = rng.integers(0, 256, (8, 16, 24, 3)), rng.integers(4, 20, (8, 4))
+    ids = np.concatenate([np.full((8, 1), 2), words[:, :-1]], axis=1)
+    model.fit({"pixels": pixels.astype("uint8"), "target_ids": ids}, words, epochs=120, batch_size=8, verbose=0)
+    predicted = np.asarray(model({"pixels": pixels.astype("uint8"), "target_ids": ids})).argmax(-1)
+    np.testing.assert_array_equal(predicted, words)
+
+
+def test_a_language_model_has_no_memory():
+    decoder = TransformerDecoder(20, 8, num_layers=2, num_heads=2, cross_attention=False)
+    whole, _ = decoder(IDS)
+    context, state = decoder.start(None, None, 5, batch_size=3)
+    for t in range(5):
+        logits, state = decoder.step(ops.convert_to_tensor(IDS[:, t]), t, context, state)
+        np.testing.assert_allclose(logits, np.asarray(whole)[:, t], atol=1e-5)
+    with pytest.raises(ValueError, match="no cross-attention"):
+        decoder(IDS, return_attention_scores=True)
+
+
+def test_token_dropout_hides_tokens_in_training_only():
+    decoder = TransformerDecoder(20, 8, num_layers=1, num_heads=2, token_dropout=0.9, seed=1)
+    memory = np.ones((3, 4, 8), "float32")
+    quiet = np.asarray(decoder(IDS, memory)[0])
+    np.testing.assert_array_equal(quiet, np.asarray(decoder(IDS, memory)[0]))
+    assert np.abs(quiet - np.asarray(decoder(IDS, memory, training=True)[0])).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"num_heads": 3}, r"num_heads=3 does not divide hidden_dim=8\. Heads that fit: 1, 2, 4, 8"),
+        ({"positions": "none"}, "positions"),
+        ({"positions": "learned"}, "max_length"),
+        ({"num_layers": 0}, "num_layers=0"),
+        ({"dropout": -0.1}, "-0.1"),
+    ],
+)
+def test_impossible_decoders_are_refused_in_words(options, words):
+    with pytest.raises(ValueError, match=words):
+        TransformerDecoder(**{"vocabulary_size": 20, "hidden_dim": 8, "num_layers": 1, "num_heads": 2, **options})
+
+
+def test_images_of_another_size_are_refused():
+    with pytest.raises(ValueError, match=r"\(16, 24\).*\(1, 8, 8, 3\)"):
+        make()({"pixels": np.zeros((1, 8, 8, 3), "uint8"), "target_ids": IDS[:1]})
+    with pytest.raises(ValueError, match="target_ids"):
+        make()({"pixels": PIXELS})

@@ -1,0 +1,309 @@
+"""Captions for photos: a bundle, the image reader and the decoding, behind one object.
+
+Shapes: P patches of the encoder's grid, W words of a caption.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from PIL import Image
+
+from mmattn.bundle import find_bundle, load_bundle
+from mmattn.bundle_files import GENERATION, check_generation
+from mmattn.decoding import Generated, Generator
+from mmattn.pictures import attention_sheet
+from mmattn.preprocess.image import ImageReader, ImageReadError
+from mmattn.preprocess.text import Tokenizer
+
+Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Caption:
+    """One caption of one photo.
+
+    Attributes:
+        text: the sentence.
+        score: log-probability divided by the length penalty: what beam search ranks by.
+        confidence: geometric mean of the tokens' probabilities, 0 to 1: exp(log-probability / tokens), end token
+            included.
+        low_confidence: the confidence is below the threshold that the bundle's maker chose.
+        ids: the tokens, without start and end.
+        alternatives: the next best captions, best first, when `nbest` asked for them.
+    """
+
+    text: str
+    score: float
+    confidence: float
+    low_confidence: bool
+    ids: tuple[int, ...]
+    alternatives: tuple[Caption, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Where the decoder looked for each word of a caption.
+
+    Attributes:
+        caption: the caption.
+        words: W words.
+        weights: float32 (W, rows, columns), each word's sums to 1. Cell (r, c) is the r-th patch from the top and the
+            c-th from the left of the model's input, which lies on the photo at `box`.
+        size: (width, height) of the upright photo.
+        box: (left, top, right, bottom) of the model's input on the photo, in its pixels; beyond its border where it
+            was padded.
+    """
+
+    caption: Caption
+    words: tuple[str, ...]
+    weights: np.ndarray
+    size: tuple[int, int]
+    box: Box
+
+
+class Captioner:
+    """Describes photos.
+
+    Args:
+        model: an `mmattn.model.EncoderDecoder` (or what has its `start`, `step` and `attention`).
+        tokenizer: its tokenizer.
+        reader: reads a photo as the model was trained on.
+        generation: defaults for decoding, see `mmattn.bundle.GENERATION`; what is left out is taken from there.
+
+    >>> import keras, numpy as np
+    >>> from mmattn.decoders import TransformerDecoder
+    >>> from mmattn.encoders.image import VisionTransformer
+    >>> from mmattn.model import EncoderDecoder
+    >>> tokenizer = Tokenizer.train(["a red circle", "a blue square"] * 9, vocabulary_size=32, shrink=True)
+    >>> encoder = VisionTransformer((32, 32), patch_size=16, hidden_dim=8, num_layers=1, num_heads=2)
+    >>> decoder = TransformerDecoder(tokenizer.vocabulary_size, hidden_dim=8, num_layers=1, num_heads=2)
+    >>> captioner = Captioner(EncoderDecoder(encoder, decoder), tokenizer, ImageReader((32, 32)))
+    >>> photo = np.zeros((60, 80, 3), "uint8")  # or a path, the bytes of a file, a PIL image; or a list of these
+    >>> [caption] = captioner.caption(photo, max_length=5)
+    >>> 0 < caption.confidence < 1
+    True
+    >>> captioner.attention(photo, caption).box
+    (0.0, 0.0, 80.0, 60.0)
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Tokenizer, reader: ImageReader, generation: Mapping[str, Any] | None = None
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.reader = reader
+        self.generation = check_generation({**GENERATION, **(generation or {})})
+        if not getattr(model, "built", True):
+            model.build({"pixels": (None, *reader.size, 3), "target_ids": (None, None)})
+        self.generator = Generator(
+            model.start,
+            model.step,
+            bos_id=tokenizer.bos_id,
+            eos_id=tokenizer.eos_id,
+            pad_id=tokenizer.pad_id,
+            unk_id=tokenizer.unk_id,
+            max_positions=getattr(getattr(model, "decoder", None), "max_length", None),
+        )
+
+    @classmethod
+    def load(
+        cls, name_or_folder: str | os.PathLike[str] | None = None, custom_objects: Mapping[str, Any] | None = None
+    ) -> Captioner:
+        """A captioner from a bundle's folder, or from the name of a shipped one (None: the default one).
+
+        Raises:
+            mmattn.bundle.BundleError: no such bundle, or it is damaged, unsafe or too new.
+        """
+        bundle = load_bundle(find_bundle(name_or_folder), custom_objects)
+        return cls(bundle.model, bundle.tokenizer, bundle.reader, bundle.generation)
+
+    def caption(
+        self,
+        images: Any,
+        *,
+        nbest: int = 1,
+        batch_size: int = 16,
+        on_error: str = "raise",
+        progress: Callable[[int, int], None] | None = None,
+        compiled: bool | str = "auto",
+        **settings: Any,
+    ) -> list[Any]:
+        """Captions of photos, in their order. A photo's caption doesn't depend on its batch.
+
+        Args:
+            images: one photo or many: paths, bytes of image files, PIL images, uint8 arrays (H, W, 3) or one (B, H,
+                W, 3).
+            nbest: also give the next best captions as `alternatives`.
+            batch_size: photos in memory at once.
+            on_error: "raise" stops at the first photo that can't be read; "return" puts its ImageReadError there.
+            progress: called as progress(done, total) after each batch.
+            compiled: see `mmattn.decoding.Generator`.
+            settings: other values than the defaults in `generation`: method, num_beams, length_penalty, max_length,
+                min_length, no_repeat_ngram, low_confidence.
+
+        Returns:
+            a list of `Caption`, also for one photo.
+
+        Raises:
+            ImageReadError: with on_error="raise".
+            ValueError: a setting that isn't known or doesn't fit.
+        """
+        if on_error not in ("raise", "return"):
+            raise ValueError(f'on_error={on_error!r} is not known. Known: "raise", "return"')
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size} must be at least 1")
+        chosen = self._settings(nbest, settings)
+        photos = _listed(images)
+        batches = math.ceil(len(photos) / batch_size)
+        results: list[Any] = []
+        for first in range(0, len(photos), batch_size):
+            group = [self._read(photo, on_error) for photo in photos[first : first + batch_size]]
+            pixels = [pixel for pixel in group if not isinstance(pixel, ImageReadError)]
+            captions: Iterable[Caption] = ()
+            if pixels:
+                left = batches - first // batch_size
+                captions = self._generate({"pixels": np.stack(pixels)}, nbest, chosen, compiled=compiled, batches=left)
+            found = iter(captions)
+            results += [entry if isinstance(entry, ImageReadError) else next(found) for entry in group]
+            if progress is not None:
+                progress(len(results), len(photos))
+        return results
+
+    def attention(
+        self, image: Any, caption: Caption | None = None, layer: int | None = -1, head: int | None = None
+    ) -> Attention:
+        """Where the decoder looked for each word, from one full pass over the caption.
+
+        A word's weights are the cross-attention of the positions that predict its pieces, averaged over them.
+
+        Args:
+            image: one photo, as for `caption`.
+            caption: what to explain; default: the model's own caption.
+            layer: decoder layer, from 0; -1 the last, None the mean of all.
+            head: attention head, None the mean of all.
+
+        Raises:
+            ImageReadError: the photo can't be read.
+            ValueError: no such layer or head; an encoder without a grid of patches.
+        """
+        grid = getattr(self.model.encoder, "grid", None)
+        if grid is None:
+            raise ValueError(f"{self.model.encoder.name} has no grid of patches: its memory doesn't lie on the photo")
+        rows, columns = grid
+        size = self.reader.photo(image).size
+        inputs = {"pixels": self.reader(image)[None]}
+        if caption is None:
+            caption = self._generate(inputs, 1, self._settings(1, {}))[0]
+        shown = [self.tokenizer.bos_id, *caption.ids]  # position t, which has seen t tokens, predicts token t
+        inputs["target_ids"] = np.array([shown[: max(1, len(caption.ids))]], "int32")
+        scores = keras.ops.convert_to_numpy(keras.ops.cast(self.model.attention(inputs), "float32"))[0]  # (N, H, T, S)
+        scores = _select(_select(scores, layer, "layer"), head, "head")[:, : rows * columns]  # (T, P)
+        words = self.tokenizer.words(caption.ids)
+        weights = np.stack([scores[places].mean(axis=0) for _, places in words]) if words else scores[:0]
+        weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), np.finfo("float32").tiny)
+        box = self.reader.box(size)
+        return Attention(caption, tuple(word for word, _ in words), weights.reshape(-1, rows, columns), size, box)
+
+    def save_attention(self, image: Any, path: str | os.PathLike[str], caption: Caption | None = None) -> None:
+        """Writes `attention` as a PNG: the photo, and for each word the photo under a heat map in its own geometry.
+
+        Raises:
+            ImageReadError: the photo can't be read.
+            OSError: the picture can't be written.
+        """
+        found = self.attention(image, caption)
+        sheet = attention_sheet(self.reader.photo(image), found.caption.text, found.words, found.weights, found.box)
+        path = Path(path)
+        part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+        try:
+            with open(part, "wb") as file:
+                sheet.save(file, "PNG")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _settings(self, nbest: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of one call. Beams that weren't asked for are as many as `nbest` needs."""
+        chosen = check_generation({**self.generation, **settings})
+        if nbest < 1:
+            raise ValueError(f"nbest={nbest} must be at least 1")
+        if "method" not in settings and ("num_beams" in settings or nbest > 1):
+            chosen["method"] = "beam"
+        if chosen["method"] == "beam" and "num_beams" not in settings:
+            chosen["num_beams"] = max(chosen["num_beams"], nbest)
+        beams = chosen["num_beams"] if chosen["method"] == "beam" else 1
+        if nbest > beams:
+            raise ValueError(f"nbest={nbest} captions need at least as many beams; there are {beams}")
+        chosen["min_length"] = min(chosen["min_length"], chosen["max_length"] - 1)
+        return chosen
+
+    def _read(self, photo: Any, on_error: str) -> np.ndarray | ImageReadError:
+        try:
+            return self.reader(photo)
+        except ImageReadError as error:
+            if on_error == "raise":
+                raise
+            return error
+
+    def _generate(self, inputs: Any, nbest: int, chosen: Mapping[str, Any], **options: Any) -> list[Caption]:
+        """One batch. A single beam is greedy search, which gives the same tokens in less time."""
+        names = ["max_length", "min_length", "no_repeat_ngram", "length_penalty"]
+        method = "beam" if chosen["method"] == "beam" and chosen["num_beams"] > 1 else "greedy"
+        if method == "beam":
+            options |= {"num_beams": chosen["num_beams"], "num_return": nbest}
+        options |= {name: chosen[name] for name in names}
+        found = self.generator(inputs, method, **options)
+        return [self._ranked(found, row, chosen["low_confidence"]) for row in range(len(found.ids))]
+
+    def _ranked(self, found: Generated, row: int, threshold: float) -> Caption:
+        captions = [
+            self._one(
+                found.ids[row, n], found.log_probs[row, n], found.scores[row, n], found.lengths[row, n], threshold
+            )
+            for n in range(found.ids.shape[1])
+            if found.lengths[row, n] > 0
+        ]
+        return replace(captions[0], alternatives=tuple(captions[1:]))
+
+    def _one(self, ids: np.ndarray, log_prob: float, score: float, length: int, threshold: float) -> Caption:
+        real = tuple(int(i) for i in ids[:length] if i != self.tokenizer.eos_id)
+        confidence = math.exp(float(log_prob) / int(length))
+        return Caption(self.tokenizer.decode(real).strip(), float(score), confidence, confidence < threshold, real)
+
+
+def _listed(images: Any) -> list[Any]:
+    """One photo or many as a list."""
+    if isinstance(images, str | bytes | bytearray | memoryview | os.PathLike | Image.Image):
+        return [images]
+    if isinstance(images, np.ndarray):
+        return list(images) if images.ndim == 4 else [images]
+    if not isinstance(images, Iterable):
+        raise TypeError(
+            f"images must be a path, bytes, a PIL image, an array or a list of these, not {type(images).__name__}"
+        )
+    return list(images)
+
+
+def _select(scores: np.ndarray, index: int | None, what: str) -> np.ndarray:
+    """Entry `index` of the first axis, or the mean of all."""
+    if index is None:
+        return scores.mean(axis=0)
+    if not -len(scores) <= index < len(scores):
+        raise ValueError(
+            f"{what}={index} doesn't exist: there are {len(scores)}, 0 to {len(scores) - 1} or None for the mean"
+        )
+    return scores[index]

@@ -1,0 +1,272 @@
+"""Pictures of what a captioner does, drawn with Pillow alone: attention sheets and contact sheets.
+
+Shapes: W words, (rows, columns) patches of the model's input.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont, ImageOps
+
+Box = tuple[float, float, float, float]
+
+_PAPER, _INK, _SOFT = (255, 255, 255), (24, 24, 28), (112, 112, 120)
+_GAP = 16
+# A dark-to-bright ramp whose lightness rises evenly, so that it also reads in grey and to colour-blind eyes.
+_RAMP = np.array(
+    [(10, 8, 38), (62, 15, 110), (130, 28, 118), (196, 52, 84), (238, 104, 38), (252, 172, 40), (250, 250, 170)],
+    "float32",
+)
+_PLAIN = str.maketrans({"\u2013": "-", "\u2014": "-", "\u2018": "'", "\u2019": "'", "\u2047": "??", "\u00df": "ss"})
+# Fonts with more letters than Pillow's own, where a system has them.
+_FONTS = (
+    "NotoSansCJK-Regular.ttc",
+    "NotoSans-Regular.ttf",
+    "DejaVuSans.ttf",
+    "Arial Unicode.ttf",
+    "Hiragino Sans GB.ttc",
+    "msyh.ttc",
+    "YuGothM.ttc",
+    "arial.ttf",
+)
+
+
+def attention_sheet(
+    photo: Image.Image,
+    caption: str,
+    words: Sequence[str],
+    weights: np.ndarray,
+    box: Box | None = None,
+    width: int = 1440,
+) -> Image.Image:
+    """The photo with its caption, and for each word the photo under a heat map of where the decoder looked.
+
+    A heat map lies on the photo as the model saw it: squashed, padded or cropped. What the model did not see is dark;
+        the brightest
+    spot of each map is its own largest weight, whose share of the word's attention is printed beside the word.
+
+    Args:
+        photo: upright RGB photo.
+        caption: the whole sentence.
+        words: W words.
+        weights: (W, rows, columns), not negative.
+        box: (left, top, right, bottom) of the model's input on the photo, in its pixels; None: the whole photo.
+        width: of the sheet, in pixels, about.
+
+    Returns:
+        an RGB picture.
+
+    >>> sheet = attention_sheet(Image.new("RGB", (300, 200)), "a dog", ["a", "dog"], np.full((2, 7, 7), 1 / 49))
+    >>> sheet.mode, sheet.width <= 1440
+    ('RGB', True)
+    """
+    weights = np.asarray(weights, "float32")
+    if weights.ndim != 3 or len(weights) != len(words):
+        raise ValueError(
+            f"weights must be (words, rows, columns) with {len(words)} words; their shape is {weights.shape}"
+        )
+    photo = photo.convert("RGB")
+    columns, cell = _cell(photo.size, width)
+    box = box or (0.0, 0.0, *photo.size)
+    small = _fitted(photo, cell)
+    scaled = tuple(edge * small.size[axis % 2] / photo.size[axis % 2] for axis, edge in enumerate(box))
+    tiles = [_tile(small, "photo", "", soft=True)]
+    for word, weight in zip(words, weights, strict=True):
+        share = float(weight.max() / weight.sum()) if weight.sum() > 0 else 0.0
+        tiles.append(_tile(heat_map(small, weight, scaled), word, f"peak {share:.0%}"))  # type: ignore[arg-type]
+    return _page(caption, tiles, columns)
+
+
+def heat_map(photo: Image.Image, weights: np.ndarray, box: Box) -> Image.Image:
+    """The photo, grey and dim, under the weights (rows, columns) laid over `box` and smoothed between patches."""
+    high = float(weights.max())
+    heat = weights / high if high > 0 else np.zeros_like(weights)  # from 0, so that even attention looks even
+    left, top, right, bottom = box
+    rows, columns = weights.shape
+    # Output pixel (x, y) -> patch coordinates. Edge padding keeps the border patches flat towards the border.
+    padded = Image.fromarray(np.pad(heat, 1, mode="edge").astype("float32"))
+    across, down = columns / (right - left), rows / (bottom - top)
+    matrix = (across, 0.0, 1.0 - left * across, 0.0, down, 1.0 - top * down)
+    laid = padded.transform(photo.size, Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC)
+    heat = np.maximum(np.asarray(laid), 0.0)
+    heat = heat / max(1.0, float(heat.max()))  # smoothing overshoots
+    x, y = np.arange(photo.width) + 0.5, np.arange(photo.height) + 0.5
+    seen = ((x >= left) & (x <= right))[None, :] & ((y >= top) & (y <= bottom))[:, None]
+    pixels = np.asarray(photo, "float32")
+    grey = pixels.mean(axis=2, keepdims=True)
+    base = (0.35 * pixels + 0.65 * grey) * 0.62
+    strength = (0.80 * heat**0.75)[..., None]
+    lit = base * (1.0 - strength) + _ramp(heat) * strength + pixels * (0.25 * strength)
+    return Image.fromarray(np.clip(np.where(seen[..., None], lit, grey * 0.3), 0, 255).astype("uint8"))
+
+
+def caption_sheet(
+    rows: Iterable[tuple[Any, str, str]], columns: int = 4, width: int = 1440, title: str = ""
+) -> Image.Image:
+    """A contact sheet: photos with their captions and a smaller note, such as the confidence or a reference.
+
+    Args:
+        rows: (photo, caption, note); the photo is a path, a PIL image or a uint8 array, shown upright.
+        columns: photos side by side.
+        width: of the sheet, in pixels.
+        title: a heading.
+
+    Raises:
+        ValueError: no rows.
+
+    >>> caption_sheet([(Image.new("RGB", (60, 90)), "a grey wall", "0.71")], columns=2, width=400).width
+    400
+    """
+    side = (width - _GAP) // columns - _GAP
+    tiles = []
+    for photo, caption, note in rows:
+        fitted = _fitted(_opened(photo), (side, side))
+        framed = Image.new("RGB", (side, max(fitted.height, side * 2 // 3)), (240, 240, 242))
+        framed.paste(fitted, ((side - fitted.width) // 2, (framed.height - fitted.height) // 2))
+        tiles.append(_tile(framed, caption, note))
+    if not tiles:
+        raise ValueError("a contact sheet needs at least one photo, and there is none")
+    return _page(title, tiles, columns, width)
+
+
+def _opened(photo: Any) -> Image.Image:
+    if isinstance(photo, np.ndarray):
+        return Image.fromarray(photo).convert("RGB")
+    if isinstance(photo, Image.Image):
+        return ImageOps.exif_transpose(photo).convert("RGB")
+    with Image.open(photo) as opened:
+        return ImageOps.exif_transpose(opened).convert("RGB")
+
+
+def _cell(size: tuple[int, int], width: int) -> tuple[int, tuple[int, int]]:
+    """How many photos side by side, and the place for one: about the same area for every shape of photo."""
+    aspect = size[0] / size[1]
+    across = min(max(width / 5.5 * math.sqrt(aspect), 120.0), width / 2.2)
+    columns = max(1, round((width - _GAP) / (across + _GAP)))
+    across = (width - _GAP) // columns - _GAP
+    return columns, (across, max(1, min(round(across / aspect), width)))
+
+
+def _fitted(photo: Image.Image, cell: tuple[int, int]) -> Image.Image:
+    """The photo as big as the cell allows, keeping its shape."""
+    scale = min(cell[0] / photo.width, cell[1] / photo.height)
+    size = (max(1, round(photo.width * scale)), max(1, round(photo.height * scale)))
+    return photo.resize(size, Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.BICUBIC)
+
+
+def _ramp(heat: np.ndarray) -> np.ndarray:
+    """Colours (..., 3) of values from 0 to 1."""
+    place = heat * (len(_RAMP) - 1)
+    lower = np.minimum(place.astype("int32"), len(_RAMP) - 2)
+    part = (place - lower)[..., None]
+    return _RAMP[lower] * (1.0 - part) + _RAMP[lower + 1] * part
+
+
+def _tile(picture: Image.Image, text: str, note: str, soft: bool = False) -> Image.Image:
+    """A picture with a text under it, and a smaller grey note beside the text, or below it where there is no room."""
+    lines = _wrapped(text, 20, picture.width)
+    room = picture.width - _length(lines[0], 20) - _length(note, 14) - 12
+    beside = bool(note) and len(lines) == 1 and room >= 0
+    notes = _wrapped(note, 14, picture.width) if note and not beside else []
+    tile = Image.new("RGB", (picture.width, picture.height + 6 + 27 * len(lines) + 19 * len(notes)), _PAPER)
+    tile.paste(picture, (0, 0))
+    top = picture.height + 6
+    if beside:
+        _write(tile, (picture.width - math.ceil(_length(note, 14)), top + 5), note, 14, _SOFT)
+    for line in lines:
+        _write(tile, (0, top), line, 20, _SOFT if soft else _INK)
+        top += 27
+    for line in notes:
+        _write(tile, (0, top), line, 14, _SOFT)
+        top += 19
+    return tile
+
+
+def _page(title: str, tiles: Sequence[Image.Image], columns: int, width: int | None = None) -> Image.Image:
+    """Tiles in rows under a heading."""
+    columns = max(1, min(columns, len(tiles)))
+    across = max(tile.width for tile in tiles) + _GAP
+    width = width or _GAP + columns * across
+    heading = _wrapped(title, 26, width - 2 * _GAP) if title else []
+    top = _GAP + 36 * len(heading) + (8 if heading else 0)
+    rows = [tiles[start : start + columns] for start in range(0, len(tiles), columns)]
+    heights = [max(tile.height for tile in row) + _GAP for row in rows]
+    page = Image.new("RGB", (width, top + sum(heights)), _PAPER)
+    for number, line in enumerate(heading):
+        _write(page, (_GAP, _GAP + 36 * number), line, 26, _INK)
+    for row, height in zip(rows, heights, strict=True):
+        for column, tile in enumerate(row):
+            page.paste(tile, (_GAP + column * across, top))
+        top += height
+    return page
+
+
+# Text
+
+
+def _write(picture: Image.Image, place: tuple[int, int], text: str, size: int, color: tuple[int, int, int]) -> None:
+    shown, font = _letters(text, size)
+    ImageDraw.Draw(picture).text(place, shown, fill=color, font=font)
+
+
+def _wrapped(text: str, size: int, width: int) -> list[str]:
+    """Lines no wider than `width` pixels, broken between words, or inside a word that is too long alone."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if _length(longer, size) <= width:
+            lines[-1] = longer
+            continue
+        if lines[-1]:
+            lines.append("")
+        for letter in word:
+            if lines[-1] and _length(lines[-1] + letter, size) > width:
+                lines.append("")
+            lines[-1] += letter
+    return lines
+
+
+def _length(text: str, size: int) -> float:
+    shown, font = _letters(text, size)
+    return font.getlength(shown)
+
+
+def _letters(text: str, size: int) -> tuple[str, Any]:
+    """The text and a font that has its letters; without one, accents are dropped and other letters become U+72AC."""
+    text = "".join(c for c in unicodedata.normalize("NFC", text) if c.isprintable())
+    for name in (None, *_FONTS):
+        font = _font(name, size)
+        if font is not None and all(_has(name, c) for c in text):
+            return text, font
+    plain = ""
+    for c in text.translate(_PLAIN):
+        bare = "".join(b for b in unicodedata.normalize("NFKD", c) if not unicodedata.combining(b))
+        plain += c if _has(None, c) else bare if bare and all(_has(None, b) for b in bare) else f"U+{ord(c):04X} "
+    return plain.strip(), _font(None, size)
+
+
+@functools.lru_cache(maxsize=64)
+def _font(name: str | None, size: int) -> Any:
+    """A font of the system, None if it isn't there; Pillow's own for the name None."""
+    if name is None:
+        return ImageFont.load_default(size)
+    try:
+        return ImageFont.truetype(name, size)
+    except OSError:
+        return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _has(name: str | None, letter: str) -> bool:
+    """Whether the font draws the letter, rather than its box for unknown ones."""
+    if letter.isspace():
+        return True
+    font = _font(name, 24)
+    drawn, missing = font.getmask(letter), font.getmask("\U0010fffe")
+    return drawn.size != missing.size or bytes(drawn) != bytes(missing)

@@ -1,0 +1,164 @@
+"""Trains a model: `mmattn train experiment=shapes_caption`, or `python experiments/train.py experiment=shapes_caption`.
+
+`mmattn train resume=DIR` continues the run in that folder; `mmattn train --cfg job` prints the configuration and stops.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # run as a script
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    __package__ = "experiments"
+
+from omegaconf import OmegaConf
+
+from mmattn.training import tensorboard
+from mmattn.training.callbacks import Interrupted, StopSignals
+from mmattn.training.checkpoint import CheckpointError
+from mmattn.training.fit import TrainingError
+from mmattn.training.folder import RunFolderError, RunLock, git_commit, new_run_folder, versions, write_json, write_text
+
+from .captioning import SPLITS, CaptionRun
+from .checks import check_keys, check_targets, check_unread
+from .config import ConfigProblem, compose, group_keys, instantiate, override_keys, resolve, split_arguments
+from .crosschecks import cross_problems, try_parts
+
+HARMLESS = ("fit.checkpoint_minutes", "batches.threads", "batches.workers", "run.tensorboard")
+SUPPLIED = {
+    "model": ("encoder", "decoder"),
+    "decoder": ("vocabulary_size",),
+    "tokenizer": ("texts",),
+    "batches": ("source", "read_image", "encode_text"),
+    "schedule": ("total_steps",),
+    "optimizer": ("learning_rate",),
+    "features": ("backbone", "reader"),
+}
+NODES = ("model", "encoder", "decoder", "reader", "tokenizer", "batches", "loss", "schedule", "optimizer", "runtime")
+KNOWN = {
+    "": (*NODES, "fit", "validation", "final", "data", "size", "run", "limit", "card", "image_size", "features"),
+    "run": ("root", "seed", "tensorboard", "name"),
+    "limit": SPLITS,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code: 0 done, 1 the run failed, 2 wrong configuration, 128 + n for signal n."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    folder: Path | None = None
+    try:
+        options, overrides = split_arguments(arguments)
+        resume = [o.partition("=")[2] for o in overrides if o.startswith("resume=")]
+        rest = [o for o in overrides if not o.startswith("resume=")]
+        if resume:
+            folder = Path(resume[-1]).expanduser().resolve()
+            config = resumed_config(folder, rest)
+        else:
+            cfg = compose("train", rest, options.folders)
+            if options.show:
+                print(OmegaConf.to_yaml(cfg), end="")
+                return 0
+            config = checked_config(cfg)
+        runtime = instantiate({"runtime": config["runtime"]})["runtime"]
+        with runtime.applied(config["run"]["seed"]):
+            parts = make_parts(config)
+            sources = instantiate({"data": config["data"]})["data"]
+            if folder is None:
+                folder = start_folder(config, arguments)
+            with StopSignals() as signals, RunLock(folder):
+                return run(parts, sources, config, folder, signals)
+    except ConfigProblem as error:
+        for problem in error.problems:
+            print(f"mmattn: {problem}", file=sys.stderr)
+        return 2
+    except (TrainingError, CheckpointError, RunFolderError) as error:
+        print(f"mmattn: {error}", file=sys.stderr)
+        return 1
+    except Interrupted as error:
+        print(f"\nmmattn: {error}.", file=sys.stderr)
+        return error.exit_code
+    finally:
+        if folder is not None and folder.is_dir() and not (folder / "results.json").exists():
+            print(f"Continue with: {continue_command(folder)}", file=sys.stderr)
+
+
+def run(parts: dict[str, Any], sources: dict[str, Any], config: dict[str, Any], folder: Path, signals: StopSignals) -> int:
+    """From the run folder on."""
+    print(f"Run folder: {folder}\nTo continue it after a stop: {continue_command(folder)}")
+    if (folder / "results.json").exists():
+        print(f"This run is complete; its results are in {folder / 'results.json'}.")
+        return 0
+    caption_run = CaptionRun(parts, sources, config, folder, signals, say)
+    caption_run.train()
+    results = caption_run.finish()
+    for split in ("test", "test_shuffled"):
+        if split in results:
+            print(f"{split}: " + "  ".join(f"{name} {value:.4g}" for name, value in results[split].items()))
+    print(f"Bundle: {folder / 'bundle'}\nTry it: mmattn caption PHOTO --bundle {shlex.quote(str(folder / 'bundle'))}")
+    return 0
+
+
+def checked_config(cfg: Any) -> dict[str, Any]:
+    """The resolved configuration, with every key and plain value checked; nothing has been made or read yet."""
+    config = resolve(cfg)
+    problems = check_keys(config, KNOWN)
+    problems += [f"data.{split} is missing: a source for each of {', '.join(SPLITS)} is wanted." for split in SPLITS
+                 if not isinstance(config["data"].get(split), dict)]  # fmt: skip
+    problems += check_targets({k: v for k, v in config.items() if k != "card"}, SUPPLIED)
+    raw = OmegaConf.to_container(cfg)
+    assert isinstance(raw, dict)
+    problems += check_unread(raw, {"size": group_keys("size"), "data": group_keys("data")})  # type: ignore[arg-type]
+    problems += cross_problems(config)
+    if config["run"]["tensorboard"] and not tensorboard.installed():
+        problems.append('run.tensorboard=true needs TensorBoard: pip install "mmattn[tensorboard]".')
+    if problems:
+        raise ConfigProblem(problems)
+    return config
+
+
+def make_parts(config: dict[str, Any]) -> dict[str, Any]:
+    """The objects of the configuration except the data, each tried out as far as it goes without data."""
+    parts = instantiate({name: config[name] for name in (*NODES, "features", "fit", "validation", "final")})
+    try_parts(parts, config)
+    return parts
+
+
+def resumed_config(folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """The configuration that the run was started with, and of the overrides those that cannot change its result."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        raise ConfigProblem([f"resume={folder}: no run folder of a training; it has no config.yaml."])
+    refused = [key for key in override_keys(overrides) if key not in HARMLESS]
+    if refused:
+        rule = f"a resumed run keeps its configuration. What can be changed: {', '.join(HARMLESS)}."
+        raise ConfigProblem([f"{key} cannot be set together with resume: {rule}" for key in refused])
+    cfg = OmegaConf.merge(OmegaConf.load(path), OmegaConf.from_dotlist(list(overrides)))
+    return checked_config(cfg)
+
+
+def start_folder(config: dict[str, Any], arguments: Sequence[str]) -> Path:
+    """A new run folder with all that says what was run."""
+    root = Path(config["run"]["root"]).expanduser().resolve()
+    folder = new_run_folder(root, str(config["run"]["name"]))
+    write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config)))
+    command = shlex.join(["mmattn", "train", *arguments])
+    seed, commit = config["run"]["seed"], git_commit(Path(__file__).resolve())
+    write_json(folder / "run.json", {"command": command, "seed": seed, "git_commit": commit})
+    write_json(folder / "versions.json", versions())
+    return folder
+
+
+def continue_command(folder: Path) -> str:
+    return f"mmattn train resume={shlex.quote(str(folder))}"
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -33,9 +33,9 @@ def assert_even(counts):
 def axes():
     """Noise along each thing it depends on: neighbours along the first axis differ in that thing."""
     yield "row", uniform(7, np.arange(1000), 3, 256)
-    yield "position", np.concatenate([uniform(7, [5], position, 2000) for position in range(100)])
-    yield "seed", np.concatenate([uniform(seed, [5], 3, 2000) for seed in range(100)])
-    yield "high seed", np.concatenate([uniform(seed << 32, [5], 3, 2000) for seed in range(100)])
+    yield "position", np.concatenate([uniform(7, [5], position, 4000) for position in range(50)])
+    yield "seed", np.concatenate([uniform(seed, [5], 3, 4000) for seed in range(50)])
+    yield "high seed", np.concatenate([uniform(seed << 32, [5], 3, 4000) for seed in range(50)])
     yield "token", uniform(7, np.arange(256), 3, 1000).T
 
 
@@ -62,7 +62,7 @@ def test_every_bit_of_the_noise_is_fair_and_no_two_agree():
 
 @pytest.mark.parametrize("what", ["seed", "row", "position"])
 def test_one_bit_of_seed_row_or_position_flips_half_of_the_noise(what):
-    for bit in range(64 if what == "seed" else 16):
+    for bit in range(0, 64 if what == "seed" else 16, 3):
         place = {"seed": 12345, "row": 77, "position": 13}
         other = {**place, what: place[what] ^ (1 << bit)}
         a, b = (hashed(p["seed"], [p["row"]], p["position"], 2000).view(np.uint32) for p in (place, other))

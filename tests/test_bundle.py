@@ -9,6 +9,8 @@ import json
 import marshal
 import os
 import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -197,6 +199,20 @@ def test_card_and_description_tell_what_the_data_say(saved: Path) -> None:
         assert fact in card
     for fact in ("Toy", "research use", "20.12", "VisionTransformer -> TransformerDecoder", "weights.npz", "LICENSE"):
         assert fact in text
+
+
+@pytest.mark.slow
+def test_a_fresh_process_describes_loads_and_checks_it(saved: Path) -> None:
+    code = (
+        "import sys; from mmattn.bundle import describe, load_bundle; "
+        "print(describe(sys.argv[1])); load_bundle(sys.argv[1], check=True)"
+    )
+    root = Path(bundle.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(saved)], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "VisionTransformer -> TransformerDecoder" in done.stdout
 
 
 # Saving is safe

@@ -55,7 +55,9 @@ def test_a_picture_depends_on_seed_split_and_index_alone():
 def test_the_first_caption_is_the_one_to_train_on_and_both_say_the_same(records):
     for record in records:
         source = ShapesSource(record["split"])
-        assert source.training_captions(int(record["id"].split("-")[1])) == record["captions"][:1]
+        index = int(record["id"].split("-")[1])
+        assert source.training_captions(index) == record["captions"][:1]
+        assert ShapesSource(record["split"], wording="both").training_captions(index) == record["captions"]
         assert len(set(record["captions"])) == 2
         assert parse(record["captions"][0]) == parse(record["captions"][1])
 
@@ -107,10 +109,16 @@ def test_every_colour_and_shape_is_seen_often_and_with_many_partners(train_tripl
 
 
 def test_each_relation_word_is_used_equally_often():
-    source = ShapesSource("train", 2000)
-    words = Counter(CAPTION.fullmatch(source.training_captions(index)[0])[3] for index in range(2000))
+    source = ShapesSource("train", 2000, wording="both")
+    captions = [text for index in range(2000) for text in source.training_captions(index)]
+    words = Counter(CAPTION.fullmatch(text)[3] for text in captions)
     assert len(words) == 4
-    assert min(words.values()) > 400
+    assert min(words.values()) > 800
+
+
+def test_reading_order_names_the_left_or_upper_object_first(records):
+    for record in records:
+        assert CAPTION.fullmatch(record["captions"][0])[3] in ("left of", "above")
 
 
 def test_pixels_show_what_the_caption_says(records):

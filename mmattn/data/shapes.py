@@ -28,6 +28,7 @@ from mmattn.data.drawing import COLOURS, SHAPES, Pair, Thing, background, draw, 
 
 INVERSE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 SPLITS = {"train": ("seen",), "valid": ("seen", "pair", "triple"), "test": ("pair", "triple")}
+WORDINGS = ("reading", "both")
 DEFAULT_SIZE = {"train": 20_000, "valid": 1_000, "test": 1_000}
 
 Triple = tuple[Pair, str, Pair]  # the first object is left of or above the second
@@ -72,9 +73,11 @@ class ShapesSource:
         size: Number of pictures. Default: 20,000 for train, 1,000 for valid and test.
         seed: Another seed gives other pictures of the same combinations.
         image_size: Height and width in pixels, at least 32.
+        wording: Which of a picture's two true captions are trained on: "reading" names the left or upper object first,
+            as one reads; "both" takes either.
 
-    A record is a dict: `id` (str), `image` (uint8 array (image_size, image_size, 3)), `captions` (both true captions;
-    the first, drawn by chance, is the one to train on), `objects` (two dicts with `colour`, `shape`, `box` = (x0, y0,
+    A record is a dict: `id` (str), `image` (uint8 array (image_size, image_size, 3)), `captions` (both true captions,
+    the one in reading order first), `objects` (two dicts with `colour`, `shape`, `box` = (x0, y0,
     x1, y1) in pixels and `mask`, a function that returns the share of each pixel it covers as a float32 array; in the
     order of the first caption), `relation` (str), `split` and `kind` ("seen", "pair" or "triple").
 
@@ -86,13 +89,18 @@ class ShapesSource:
     ((64, 64, 3), 2, 'pair')
     """
 
-    def __init__(self, split: str, size: int | None = None, seed: int = 0, image_size: int = 64):
+    def __init__(
+        self, split: str, size: int | None = None, seed: int = 0, image_size: int = 64, wording: str = "reading"
+    ):
         if split not in SPLITS:
             raise ValueError(f"split={split!r} is unknown. Splits of the drawn shapes: {', '.join(SPLITS)}.")
         if size is not None and size < 1:
             raise ValueError(f"size={size} pictures: at least 1 is needed, or None for {DEFAULT_SIZE[split]:,}.")
         if image_size < 32:
             raise ValueError(f"image_size={image_size} is too small to tell the shapes apart: at least 32 pixels.")
+        if wording not in WORDINGS:
+            raise ValueError(f"wording={wording!r} is unknown. Wordings: {', '.join(WORDINGS)}.")
+        self.wording = wording
         self.split = split
         self.size = DEFAULT_SIZE[split] if size is None else size
         self.seed = seed
@@ -117,7 +125,7 @@ class ShapesSource:
         return {
             "id": f"{self.split}-{index % self.size:06d}",
             "image": np.asarray(canvas),
-            "captions": [caption(first, relation, second), caption(second, INVERSE[relation], first)],
+            "captions": true_captions(first, relation, second),
             "objects": objects,
             "relation": relation,
             "split": self.split,
@@ -125,22 +133,19 @@ class ShapesSource:
         }
 
     def training_captions(self, index: int) -> list[str]:
-        """The captions of picture `index` to train on, without drawing it: the first of its true captions."""
+        """The captions of picture `index` to train on, without drawing it."""
         _, things, relation, _ = self._scene(index)
-        return [caption(things[0].pair, relation, things[1].pair)]
+        return true_captions(things[0].pair, relation, things[1].pair)[: 1 if self.wording == "reading" else 2]
 
     def _scene(self, index: int) -> tuple[str, tuple[Thing, Thing], str, random.Random]:
-        """Choose what picture `index` shows and where; the objects come in the order of the caption to train on."""
+        """Choose what picture `index` shows and where; the objects come in the order of the first caption."""
         if not -self.size <= index < self.size:
             raise IndexError(f"picture {index} of {self.size}")
         index %= self.size
         rng = random.Random(f"{self.seed}/{self.split}/{index}")
         kind = SPLITS[self.split][index % len(SPLITS[self.split])]
         first, relation, second = _choose(rng, self.split, kind)
-        things = _place(rng, first, relation, second, self.image_size)
-        if rng.random() < 0.5:
-            return kind, (things[1], things[0]), INVERSE[relation], rng
-        return kind, things, relation, rng
+        return kind, _place(rng, first, relation, second, self.image_size), relation, rng
 
 
 def caption(first: Pair, relation: str, second: Pair) -> str:
@@ -151,6 +156,11 @@ def caption(first: Pair, relation: str, second: Pair) -> str:
     """
     named = [f"{'an' if colour[0] in 'aeiou' else 'a'} {colour} {shape}" for colour, shape in (first, second)]
     return f"{named[0]} {relation} {named[1]}"
+
+
+def true_captions(first: Pair, relation: str, second: Pair) -> list[str]:
+    """Both wordings of a picture: the first object in its relation to the second, and the other way round."""
+    return [caption(first, relation, second), caption(second, INVERSE[relation], first)]
 
 
 def word_roles(record: dict[str, Any], sentence: str) -> list[tuple[str, str, int | None]]:

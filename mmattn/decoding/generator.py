@@ -11,18 +11,31 @@ import numpy as np
 from mmattn import backend
 from mmattn.decoding.checks import check_special_ids, read_prompt
 from mmattn.decoding.job import SEARCHES, Job, read_job
-from mmattn.decoding.loop import Generated, Step
+from mmattn.decoding.loop import Generated, Step, map_arrays
 
-COMPILE_PAYS = 1000  # positions, see Generator
+COMPILE_PAYS = 250  # positions, see Generator
 
 
 class Generator:
     """Generates for batches of inputs with a model's `start` and `step`.
 
-    A compiled program serves all batches of its bucket: the batch is filled up to 1, 4, 16, 64 or a multiple of 64 rows
-    (by copies of the last one), the length to 16, 32, 64, 128 or a multiple of 128 positions, and neither shows in the
-    result. Other lengths, seeds, temperatures, penalties or prompts need no new program; other numbers of beams, n-gram
-    sizes, `top_k` or shapes of the inputs do.
+    A compiled program serves all batches of its bucket: the batch is filled up to 1, 4, 8, 16, 32, 64 or a multiple of
+    64 rows (by copies of the last one), the length to 16, 32, 64, 128 or a multiple of 128 positions, and neither shows
+    in the result. Other lengths, seeds, temperatures, penalties or prompts need no new program; other numbers of beams,
+    n-gram sizes, `top_k` or shapes of the inputs do.
+
+    Small jobs wait for no compiler. With TensorFlow a job runs in one of three ways, which give the same tokens:
+
+    - compiled=True: `start` as a graph, the whole loop as one XLA program;
+    - compiled="step": Python's loop over `step` as a plain graph, which no compiler sees;
+    - compiled=False: everything operation by operation, for a debugger.
+
+    Processor seconds for 20 tokens from a Transformer decoder (4 layers, width 256, 4,000 tokens, 49 memory positions,
+    one row, a busy CPU core): operation by operation 3.3 at each call; "step" 1.0 once and 0.4 at each call (3 beams:
+    0.7); the loop 3.7 once (3 beams: 4.4) and 0.1 at each call. So the loop pays after 3.7 / (0.4 - 0.1) = 12 calls of
+    20 tokens: "auto" runs "step" until jobs of one kind have filled 250 positions (or are about to, see `batches`), the
+    compiled loop from then on, and any program that is already there. With JAX, which has to compile anyway, it always
+    compiles the loop; torch always runs operation by operation.
 
     Arguments:
         start: start(inputs, max_length) -> context, state.
@@ -94,7 +107,7 @@ class Generator:
             inputs: a nest of arrays, batch first, for `start`.
             method: "greedy", "sample" or "beam".
             max_length: the most tokens a row may have, prompt and end token included.
-            compiled: True, False or "auto". Both ways give the same tokens.
+            compiled: True, "step", False or "auto", see the class.
             batches: how many such batches are to come, this one included: a hint for "auto".
             prompt: token ids that the results begin with, `(B, T0)`, or a list of B lists of any lengths.
             options: those of the functions `greedy`, `sample` and `beam`.
@@ -106,32 +119,36 @@ class Generator:
             ValueError: for settings, prompts or inputs that do not fit.
             FloatingPointError: where the model's scores are NaN or allow no token.
         """
-        if compiled not in (True, False, "auto"):
-            raise ValueError(f'compiled must be True, False or "auto", and is {compiled!r}.')
+        if compiled not in (True, False, "step", "auto"):
+            raise ValueError(f'compiled must be True, "step", False or "auto", and is {compiled!r}.')
+        job = read_job(inputs, method, max_length, self.bos_id, options)
         if self.max_positions is not None and max_length > self.max_positions:
             raise ValueError(f"max_length={max_length} exceeds the model's longest sequence, {self.max_positions}.")
-        job = read_job(inputs, method, max_length, self.bos_id, options)
         if prompt is not None:
             job.rows["prompt"] = read_prompt(prompt, job.batch_size(), max_length, self.pad_id, self.eos_id)
         with backend.no_gradient():
-            if backend.name() != "torch" and self._compiles(job, compiled, batches):
-                found = self._run_compiled(job)
-            else:
+            if compiled == "auto":
+                compiled = "step" if self._is_small(job, batches) else True
+            if backend.name() == "torch" or not compiled:
                 found = self._run(job)
+            else:
+                found = self._run_step(job) if compiled == "step" else self._run_loop(job)
         return self._checked(found, job)
 
     def traces(self) -> int:
         """How often a program was compiled so far."""
         return sum(program.traces() for program in self._programs.values())
 
-    def _compiles(self, job: Job, compiled: bool | str, batches: int) -> bool:
-        if compiled != "auto":
-            return bool(compiled)
+    def _is_small(self, job: Job, batches: int) -> bool:
+        """Whether this job and those of its kind so far are too small for a program of their own to pay."""
         key = job.key(self._size(job.max_length))
         done = self._positions.get(key, 0)
         self._positions[key] = done + job.max_length
-        ready = any(bucket >= job.batch_size() for bucket in self._buckets.get(key, ()))
-        return ready or backend.name() == "jax" or done + job.max_length * batches >= COMPILE_PAYS
+        return not self._ready(key, job) and backend.name() != "jax" and done + job.max_length * batches < COMPILE_PAYS
+
+    def _ready(self, key: Any, job: Job) -> list[int]:
+        """The buckets already compiled that this job fits into without filling up more than 3 rows for each one."""
+        return [bucket for bucket in self._buckets.get(key, ()) if job.batch_size() <= bucket <= 4 * _rows(job)]
 
     def _size(self, max_length: int) -> int:
         """The positions of a compiled program."""
@@ -139,43 +156,57 @@ class Generator:
             return max_length
         return min(_bucket(max_length, (16, 32, 64, 128)), self.max_positions)
 
-    def _search(self, method: str, context: Any, state: Any, **settings: Any) -> Generated:
+    def _search(self, step: Step, method: str, context: Any, state: Any, **settings: Any) -> Generated:
         suppress = tuple(token for token in (self.bos_id, self.unk_id) if token is not None)
 
-        def step(*args: Any) -> tuple[Any, Any]:
-            logits, state = self.step(*args)
+        def watched(*args: Any) -> tuple[Any, Any]:
+            logits, state = step(*args)
             self._vocabulary_size = logits.shape[-1]
             return logits, state
 
         search = SEARCHES[method]
-        return search(step, context, state, end_id=self.eos_id, pad_id=self.pad_id, suppress=suppress, **settings)
+        return search(watched, context, state, end_id=self.eos_id, pad_id=self.pad_id, suppress=suppress, **settings)
 
     def _run(self, job: Job) -> Generated:
-        rows = dict(job.rows)
+        rows, settings = dict(job.rows), {**job.static, **job.numbers}
         context, state = self.start(rows.pop("inputs"), job.max_length)
-        return self._search(job.method, context, state, max_length=job.max_length, **job.static, **job.numbers, **rows)
+        return self._search(self.step, job.method, context, state, max_length=job.max_length, **settings, **rows)
 
-    def _run_compiled(self, job: Job) -> Generated:
+    def _run_step(self, job: Job) -> Generated:
+        size = self._size(job.max_length)
+        count, bucket, settings = job.batch_size(), _rows(job), {**job.static, **job.numbers}
+        rows = job.filled(bucket, size, self.pad_id, without="inputs")
+        which = np.minimum(np.arange(bucket), count - 1)
+        context, state = map_arrays(
+            lambda array: keras.ops.take(array, which, axis=0), self.start(job.rows["inputs"], size)
+        )
+        program = self._program("step", self.step, jit=False)
+
+        def step(ids: Any, index: Any, context: Any, state: Any) -> tuple[Any, Any]:
+            return program(ids, keras.ops.convert_to_tensor(index, dtype="int32"), context, state)
+
+        return self._search(step, job.method, context, state, max_length=job.max_length, size=size, **settings, **rows)
+
+    def _run_loop(self, job: Job) -> Generated:
         size = self._size(job.max_length)
         key = job.key(size)
-        ready = [bucket for bucket in self._buckets.get(key, ()) if bucket >= job.batch_size()]
-        bucket = min(ready, default=_bucket(job.batch_size(), (1, 4, 16, 64)))
-        if key not in self._programs:
-            self._programs[key] = self._loop(job.method, job.static, size)
-        if size not in self._programs:
-            start = lambda inputs: self.start(inputs, size)  # noqa: E731
-            self._programs[size] = backend.compile(start, jit=False, variables_of=self.variables_of)
+        bucket = min(self._ready(key, job), default=_rows(job))
         rows = job.filled(bucket, size, self.pad_id)
-        context, state = self._programs[size](rows.pop("inputs"))
-        found = self._programs[key](context, state, rows, job.arrays())
+        method, static = job.method, job.static  # the program outlives the job
+
+        def loop(context: Any, state: Any, rows: Any, numbers: Any) -> Generated:
+            return self._search(self.step, method, context, state, size=size, **static, **rows, **numbers)
+
+        start = self._program(size, lambda inputs: self.start(inputs, size), jit=False)
+        context, state = start(rows.pop("inputs"))
+        found = self._program(key, loop, jit=self.jit)(context, state, rows, job.arrays())
         self._buckets.setdefault(key, set()).add(bucket)
         return found
 
-    def _loop(self, method: str, static: dict[str, Any], size: int) -> backend.Compiled:
-        def loop(context: Any, state: Any, rows: Any, numbers: Any) -> Generated:
-            return self._search(method, context, state, size=size, **static, **rows, **numbers)
-
-        return backend.compile(loop, jit=self.jit, variables_of=self.variables_of)
+    def _program(self, key: Any, function: Callable[..., Any], jit: bool) -> backend.Compiled:
+        if key not in self._programs:
+            self._programs[key] = backend.compile(function, jit=jit, variables_of=self.variables_of)
+        return self._programs[key]
 
     def _checked(self, found: Generated, job: Job) -> Generated:
         """The result as NumPy arrays without the filling."""
@@ -189,6 +220,10 @@ class Generator:
         if bad := np.flatnonzero(~np.isfinite(log_probs[:, 0])).tolist():
             raise FloatingPointError(f"The model's scores for row {bad[0]} are NaN, or allow no token at all.")
         return found
+
+
+def _rows(job: Job) -> int:
+    return _bucket(job.batch_size(), (1, 4, 8, 16, 32, 64))
 
 
 def _bucket(number: int, sizes: tuple[int, ...]) -> int:

@@ -52,9 +52,9 @@ class Job:
     def batch_size(self) -> int:
         return len(self.rows["ids"])
 
-    def filled(self, count: int, size: int, pad_id: int) -> dict[str, Any]:
+    def filled(self, count: int, size: int, pad_id: int, without: str = "") -> dict[str, Any]:
         """The arrays with `count` rows, the last one repeated, and the prompt with `size` positions."""
-        rows = dict(self.rows)
+        rows = {name: nest for name, nest in self.rows.items() if name != without}
         if "prompt" in rows:
             rows["prompt"] = np.pad(
                 rows["prompt"], ((0, 0), (0, size - rows["prompt"].shape[1])), constant_values=pad_id

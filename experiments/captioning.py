@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import keras
 
 from mmattn.bundle import Bundle, save_bundle
+from mmattn.encoders.features import FeatureCacheError
+from mmattn.inference import Captioner
 from mmattn.preprocess.image import ImageReadError
 from mmattn.preprocess.text import Tokenizer
 from mmattn.training import tensorboard
@@ -29,6 +32,9 @@ from mmattn.training.validation import (
     score,
     score_shuffled,
 )
+
+from .config import ConfigProblem, first_line
+from .grounding import attention_on_shapes
 
 SPLITS = ("train", "valid", "test")
 
@@ -60,15 +66,18 @@ class CaptionRun:
         self.signals = signals
         self.say = say
         self.rejected = JsonLines(folder / "rejected.jsonl")
-        self.features = self._features()
-        self.tokenizer = self._tokenizer()
+        with blame("features"):
+            self.features = self._features()
+        with blame("tokenizer"):
+            self.tokenizer = self._tokenizer()
         self.say(f"Pictures: {', '.join(f'{len(self.sources[s])} {s}' for s in SPLITS)}. {self.tokenizer}.")
-        self.batches = {
-            "train": self._batches("train"),
-            "valid": self._batches("valid", shuffle=False, flip="never", augment=None),
-            "test": self._batches("test", shuffle=False, flip="never", augment=None),
-        }
-        self.model = self._model()
+        self.batches = {}
+        for split in SPLITS:
+            fixed: dict[str, Any] = {} if split == "train" else {"shuffle": False, "flip": "never", "augment": None}
+            with blame(f"data.{split}"):
+                self.batches[split] = self._batches(split, **fixed)
+        with blame("model"):
+            self.model = self._model()
         self.describe = Describer(self.model, self.tokenizer)
 
     def train(self) -> None:
@@ -83,7 +92,7 @@ class CaptionRun:
         self.say(f"Best: {options.monitor} {state.best_score:.4g} at step {state.best_step}.")
 
     def finish(self) -> dict[str, Any]:
-        """Chooses the decoding on the validation split, writes the bundle, scores it on the test split. Returns the results."""
+        """Chooses the decoding on the validation split, writes the bundle, scores it on the test split."""
         final, fixed = self.parts["final"], self.parts["validation"].decoding()
         self.say("Decoding options on the validation split:")
         choice = choose_decoding(
@@ -102,6 +111,9 @@ class CaptionRun:
         }
         if final.shuffled:
             results["test_shuffled"] = score_shuffled(predictions)
+        captioner = Captioner(bundle.model, bundle.tokenizer, bundle.reader, bundle.generation)
+        if looked := attention_on_shapes(captioner, self.sources["test"]):
+            results["attention"] = looked
         lines = JsonLines(self.folder / "test_captions.jsonl")
         lines.write([dataclasses.asdict(p) for p in predictions])
         self._save_bundle(choice, {"test": results["test"]})
@@ -118,13 +130,14 @@ class CaptionRun:
         return Tokenizer.load(path)
 
     def _features(self) -> Any:
-        """The features of all pictures by the frozen backbone, computed now where they are not on the disk; None without a cache."""
+        """The frozen backbone's features of all pictures, computed now where they are not on the disk."""
         if self.parts["features"] is None:
             return None
         cache = self.parts["features"](backbone=self.parts["encoder"].backbone, reader=self.parts["reader"])
         images = [source[index]["image"] for source in self.sources.values() for index in range(len(source))]
         self.say(f"Features of {len(images)} pictures, kept in {cache.folder}:")
-        cache.fill(images, on_error=lambda image, error: None, progress=sys.stdout.isatty())  # errors are reported at their turn
+        # A picture that cannot be read is reported when a batch asks for it.
+        cache.fill(images, on_error=lambda image, error: None, progress=sys.stdout.isatty())
         return cache
 
     def _batches(self, split: str, pixels: bool = False, **changes: Any) -> Any:
@@ -159,7 +172,9 @@ class CaptionRun:
         return model
 
     def _compile(self, total_steps: int) -> None:
-        optimizer = self.parts["optimizer"](learning_rate=self.parts["schedule"](total_steps=total_steps))
+        with blame("schedule"):
+            schedule = self.parts["schedule"](total_steps=total_steps)
+        optimizer = self.parts["optimizer"](learning_rate=schedule)
         if optimizer.weight_decay:
             optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta", "embedding", "position"])
         self.model.compile(
@@ -192,6 +207,15 @@ class CaptionRun:
             card,
             self.parts["final"].weights_dtype,
         )
+
+
+@contextmanager
+def blame(path: str) -> Iterator[None]:
+    """What cannot work with these data becomes a ConfigProblem of the node at `path`."""
+    try:
+        yield
+    except (ValueError, FeatureCacheError) as error:
+        raise ConfigProblem([f"{path}: {first_line(error)}"]) from error
 
 
 def _captions(source: Any, index: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Refuses wrong keys and values before anything is made: each `_target_` node is compared with the signature of what it calls."""
+"""Refuses wrong keys and values before anything is made: `_target_` nodes are compared with what they call."""
 
 from __future__ import annotations
 
@@ -55,7 +55,11 @@ def check_unread(raw: Mapping[str, Any], nodes: Mapping[str, Collection[str]]) -
     texts = "\n".join(_strings(raw))
     problems = []
     for name, own in nodes.items():
-        keys = [k for k in raw.get(name) or {} if k not in own and not (isinstance(raw[name][k], dict) and "_target_" in raw[name][k])]
+        keys = [
+            k
+            for k in raw.get(name) or {}
+            if k not in own and not (isinstance(raw[name][k], dict) and "_target_" in raw[name][k])
+        ]
         unread = [key for key in keys if f"{name}.{key}" not in texts]
         read = [key for key in keys if key not in unread]
         problems += [_unknown(f"{name}.{key}", key, [*read, *own]) for key in unread]
@@ -68,7 +72,9 @@ def parameters(target: Any) -> tuple[dict[str, inspect.Parameter], bool]:
     A class whose constructor hands `**kwargs` on takes what its parents take.
     """
     found: dict[str, inspect.Parameter] = {}
-    functions = [c.__init__ for c in target.__mro__ if "__init__" in vars(c)] if inspect.isclass(target) else [target]
+    functions = (
+        [vars(c)["__init__"] for c in target.__mro__ if "__init__" in vars(c)] if inspect.isclass(target) else [target]
+    )
     for function in functions:
         if function is object.__init__:
             return found, False
@@ -99,7 +105,9 @@ def locate(path: str) -> Any:
             try:
                 importlib.import_module(f"{place}.{word}")
             except ModuleNotFoundError as error:
-                if error.name != f"{place}.{word}" and inspect.ismodule(found):  # the module is there, what it imports is not
+                if error.name != f"{place}.{word}" and inspect.ismodule(
+                    found
+                ):  # the module is there, what it imports is not
                     raise
                 near = get_close_matches(word, dir(found), n=2)
                 hint = f" Did you mean {' or '.join(near)}?" if near else ""
@@ -169,7 +177,11 @@ def _required(function: Any) -> set[str]:
 
 def _hints(function: Any) -> dict[str, Any]:
     hints: dict[str, Any] = {}
-    functions = [c.__init__ for c in reversed(function.__mro__) if "__init__" in vars(c)] if inspect.isclass(function) else [function]
+    functions = (
+        [vars(c)["__init__"] for c in reversed(function.__mro__) if "__init__" in vars(c)]
+        if inspect.isclass(function)
+        else [function]
+    )
     for each in functions:
         try:
             hints |= typing.get_type_hints(each)

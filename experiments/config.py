@@ -1,4 +1,4 @@
-"""From the command line to a checked configuration. Only this folder and the command line import Hydra and OmegaConf."""
+"""From the command line to a configuration. Only this folder and the command line import Hydra and OmegaConf."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONF = Path(__file__).resolve().parent.parent / "conf"
 
 
 class ConfigProblem(Exception):
-    """The configuration cannot be used. Each of `problems` is a sentence that begins with the place in the configuration."""
+    """The configuration cannot be used. Each of `problems` is a sentence that begins with the place."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
@@ -38,8 +38,8 @@ class Options:
 def split_arguments(arguments: Sequence[str]) -> tuple[Options, list[str]]:
     """Takes `--cfg job` and `--config-dir DIR` (Hydra's names) out of the command line; the rest are overrides.
 
-    >>> split_arguments(["a=b", "--config-dir", "mine", "--cfg", "job"])
-    (Options(folders=['mine'], show=True), ['a=b'])
+    >>> split_arguments(["a=b", "--config-dir", ".", "--cfg", "job"])
+    (Options(folders=['.'], show=True), ['a=b'])
     """
     options, overrides = Options(), []
     words = iter(arguments)
@@ -65,7 +65,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[Options, list[str]]:
 
 
 def compose(name: str, overrides: Sequence[str], folders: Sequence[str] = ()) -> DictConfig:
-    """The configuration `conf/<name>.yaml` with overrides such as `experiment=shapes_caption` or `decoder.num_layers=3`.
+    """`conf/<name>.yaml` with overrides such as `experiment=shapes_caption` or `decoder.num_layers=3`.
 
     Args:
         folders: the user's own configuration folders, searched after ours for groups and experiments.
@@ -142,12 +142,15 @@ def _in_words(error: Exception, name: str) -> str:
     text = str(error)
     wrong_key = re.search(r"Could not override '([^']+)'", text)
     if wrong_key:
-        return f"{wrong_key[1]} is not in the configuration.{_close(wrong_key[1], name)} (+{wrong_key[1]}=... adds a new key.)"
+        key = wrong_key[1]
+        return f"{key} is not in the configuration.{_close(key, name)} (+{key}=... adds a new key.)"
     group = re.search(r"In '[^']*': Could not find '([^']+)'", text)
     if group:
         options = re.search(r"Available options in '[^']+':\s*(.*)", text, re.DOTALL)
         known = re.findall(r"^\s*(\w+)$", options[1], re.MULTILINE) if options else []
-        return f"{group[1].replace('/', '=', 1)} does not exist." + (f" There are: {', '.join(known)}." if known else "")
+        return f"{group[1].replace('/', '=', 1)} does not exist." + (
+            f" There are: {', '.join(known)}." if known else ""
+        )
     return first_line(error)
 
 

@@ -13,17 +13,21 @@ from .config import ConfigProblem, first_line
 
 
 def cross_problems(config: dict[str, Any]) -> list[str]:
-    """Problems between nodes, in words with their paths; nodes that are wrong by themselves are left to the other checks."""
+    """Problems between nodes, in words with their paths; what is wrong by itself is left to the other checks."""
     problems = []
     reader, encoder, decoder = config["reader"], config["encoder"], config["decoder"]
     wanted, given = encoder.get("image_size"), reader.get("size")
     if isinstance(wanted, list) and isinstance(given, list) and wanted != given:
-        problems.append(f"reader.size={given} must be encoder.image_size={wanted}: the encoder takes pictures of one size.")
+        problems.append(
+            f"reader.size={given} must be encoder.image_size={wanted}: the encoder takes pictures of one size."
+        )
     positions = decoder.get("max_length") if decoder.get("positions") == "learned" else None
     for path in ("batches", "validation"):
         length = config[path].get("max_length")
         if isinstance(positions, int) and isinstance(length, int) and length > positions:
-            problems.append(f"{path}.max_length={length} is more than decoder.max_length={positions}, its learned positions.")
+            problems.append(
+                f"{path}.max_length={length} is more than decoder.max_length={positions}, its learned positions."
+            )
     monitor = config["fit"].get("monitor")
     if monitor not in SCORES:
         problems.append(f"fit.monitor={monitor} is no score. Scores: {', '.join(SCORES)}.")

@@ -1,4 +1,4 @@
-"""Scores a bundle: `mmattn evaluate bundle=DIR data=flickr8k data.root=FOLDER`, or `python experiments/evaluate.py ...`."""
+"""Scores a bundle: `mmattn evaluate bundle=DIR data=flickr8k data.root=FOLDER`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from mmattn.bundle import Bundle, BundleError, find_bundle, load_bundle
 from mmattn.bundle_files import check_generation
 from mmattn.data.batches import CaptionBatches
+from mmattn.inference import Captioner
 from mmattn.preprocess.image import ImageReadError
 from mmattn.training.callbacks import listed
 from mmattn.training.describe import Describer
@@ -26,6 +27,7 @@ from mmattn.training.validation import Prediction, describe_pictures, score, sco
 
 from .checks import check_keys, check_targets, check_unread
 from .config import ConfigProblem, compose, group_keys, instantiate, resolve, split_arguments
+from .grounding import attention_on_shapes, lines
 
 KEYS = (
     "bundle", "data", "runtime", "split", "limit", "batch_size", "shuffled", "output", "image_size", "generation",
@@ -33,9 +35,13 @@ KEYS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit code: 0 done, 1 a picture or the bundle cannot be read, 2 wrong configuration."""
+    """Returns the exit code: 0 done, 1 a picture or the bundle cannot be read, 2 wrong configuration."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        return 0
     try:
-        options, overrides = split_arguments(list(sys.argv[1:] if argv is None else argv))
+        options, overrides = split_arguments(arguments)
         cfg = compose("evaluate", overrides, options.folders)
         if options.show:
             print(OmegaConf.to_yaml(cfg), end="")
@@ -92,6 +98,10 @@ def evaluate(config: dict[str, Any]) -> int:
     if config["shuffled"] and len(predictions) > 1:
         results["scores_shuffled"] = score_shuffled(predictions)
         print(f"Photos shuffled: {listed(results['scores_shuffled'])}")
+    captioner = Captioner(bundle.model, bundle.tokenizer, bundle.reader, settings)
+    if looked := attention_on_shapes(captioner, source):
+        results["attention"] = looked
+        print("\n".join(lines(looked)))
     if config["output"] is not None:
         results |= {"unreadable": unreadable, "captions": [dataclasses.asdict(p) for p in predictions]}
         write_json(Path(config["output"]).expanduser().resolve(), results)
@@ -101,7 +111,7 @@ def evaluate(config: dict[str, Any]) -> int:
 def predict(
     bundle: Bundle, source: Any, settings: dict[str, Any], batch_size: int, unreadable: list[str]
 ) -> list[Prediction]:
-    """The bundle's captions of a source's pictures; those that cannot be read are named on standard error and in `unreadable`."""
+    """The bundle's captions of a source; pictures that cannot be read are named on stderr and in `unreadable`."""
 
     def reject(record: dict[str, Any], error: Exception) -> None:
         unreadable.append(str(record["id"]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from .captioning import SPLITS, CaptionRun
 from .checks import check_keys, check_targets, check_unread
 from .config import ConfigProblem, compose, group_keys, instantiate, override_keys, resolve, split_arguments
 from .crosschecks import cross_problems, try_parts
+from .grounding import lines
 
 HARMLESS = ("fit.checkpoint_minutes", "batches.threads", "batches.workers", "run.tensorboard")
 SUPPLIED = {
@@ -47,9 +49,12 @@ KNOWN = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit code: 0 done, 1 the run failed, 2 wrong configuration, 128 + n for signal n."""
+    """Returns the exit code: 0 done, 1 the run failed, 2 wrong configuration, 128 + n for signal n."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     folder: Path | None = None
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        return 0
     try:
         options, overrides = split_arguments(arguments)
         resume = [o.partition("=")[2] for o in overrides if o.startswith("resume=")]
@@ -64,7 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return 0
             config = checked_config(cfg)
         runtime = instantiate({"runtime": config["runtime"]})["runtime"]
-        with runtime.applied(config["run"]["seed"]):
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(runtime.applied(config["run"]["seed"]))
+            except (ValueError, RuntimeError) as error:
+                raise ConfigProblem([f"runtime: {error}"]) from error
             parts = make_parts(config)
             sources = instantiate({"data": config["data"]})["data"]
             if folder is None:
@@ -78,15 +87,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (TrainingError, CheckpointError, RunFolderError) as error:
         print(f"mmattn: {error}", file=sys.stderr)
         return 1
-    except Interrupted as error:
-        print(f"\nmmattn: {error}.", file=sys.stderr)
-        return error.exit_code
-    finally:
-        if folder is not None and folder.is_dir() and not (folder / "results.json").exists():
-            print(f"Continue with: {continue_command(folder)}", file=sys.stderr)
+    except (Interrupted, OSError) as error:  # OSError: a full disk, a folder that went away
+        hint = f"\nContinue with: {continue_command(folder)}" if folder is not None else ""
+        print(f"\nmmattn: {error}.{hint}", file=sys.stderr)
+        return error.exit_code if isinstance(error, Interrupted) else 1
 
 
-def run(parts: dict[str, Any], sources: dict[str, Any], config: dict[str, Any], folder: Path, signals: StopSignals) -> int:
+def run(
+    parts: dict[str, Any], sources: dict[str, Any], config: dict[str, Any], folder: Path, signals: StopSignals
+) -> int:
     """From the run folder on."""
     print(f"Run folder: {folder}\nTo continue it after a stop: {continue_command(folder)}")
     if (folder / "results.json").exists():
@@ -98,12 +107,18 @@ def run(parts: dict[str, Any], sources: dict[str, Any], config: dict[str, Any], 
     for split in ("test", "test_shuffled"):
         if split in results:
             print(f"{split}: " + "  ".join(f"{name} {value:.4g}" for name, value in results[split].items()))
+    for line in lines(results.get("attention", {})):
+        print(line)
     print(f"Bundle: {folder / 'bundle'}\nTry it: mmattn caption PHOTO --bundle {shlex.quote(str(folder / 'bundle'))}")
     return 0
 
 
-def checked_config(cfg: Any) -> dict[str, Any]:
-    """The resolved configuration, with every key and plain value checked; nothing has been made or read yet."""
+def checked_config(cfg: Any, resolved: bool = False) -> dict[str, Any]:
+    """The resolved configuration, with every key and plain value checked; nothing has been made or read yet.
+
+    Args:
+        resolved: it comes from a run folder, where no `${...}` is left that could tell which keys are read.
+    """
     config = resolve(cfg)
     problems = check_keys(config, KNOWN)
     problems += [f"data.{split} is missing: a source for each of {', '.join(SPLITS)} is wanted." for split in SPLITS
@@ -111,7 +126,8 @@ def checked_config(cfg: Any) -> dict[str, Any]:
     problems += check_targets({k: v for k, v in config.items() if k != "card"}, SUPPLIED)
     raw = OmegaConf.to_container(cfg)
     assert isinstance(raw, dict)
-    problems += check_unread(raw, {"size": group_keys("size"), "data": group_keys("data")})  # type: ignore[arg-type]
+    if not resolved:
+        problems += check_unread(raw, {"size": group_keys("size"), "data": group_keys("data")})  # type: ignore[arg-type]
     problems += cross_problems(config)
     if config["run"]["tensorboard"] and not tensorboard.installed():
         problems.append('run.tensorboard=true needs TensorBoard: pip install "mmattn[tensorboard]".')
@@ -137,7 +153,7 @@ def resumed_config(folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
         rule = f"a resumed run keeps its configuration. What can be changed: {', '.join(HARMLESS)}."
         raise ConfigProblem([f"{key} cannot be set together with resume: {rule}" for key in refused])
     cfg = OmegaConf.merge(OmegaConf.load(path), OmegaConf.from_dotlist(list(overrides)))
-    return checked_config(cfg)
+    return checked_config(cfg, resolved=True)
 
 
 def start_folder(config: dict[str, Any], arguments: Sequence[str]) -> Path:

@@ -56,7 +56,7 @@ class EncoderDecoder(keras.Model):
             for name, shape in input_shape.items()
         }
         memory, mask = self.encode(inputs)
-        self.decoder(keras.KerasTensor((None, None), dtype="int32"), memory, memory_mask=mask)
+        self.decoder(keras.KerasTensor((memory.shape[0], None), dtype="int32"), memory, memory_mask=mask)
 
     def call(self, inputs: dict[str, Any], training: bool | None = None) -> Any:
         if "target_ids" not in inputs:
@@ -65,7 +65,7 @@ class EncoderDecoder(keras.Model):
         memory, mask = self.encode(inputs, training=training)
         if len(ids.shape) == 2:
             return self.decoder(ids, memory, memory_mask=mask, training=training)[0]
-        several, length = ids.shape[1], ops.shape(ids)[2]
+        several, length = ops.shape(ids)[1], ops.shape(ids)[2]
         memory, mask = ops.repeat(memory, several, axis=0), ops.repeat(mask, several, axis=0)  # (B n, S, D), (B n, S)
         logits, _ = self.decoder(ops.reshape(ids, (-1, length)), memory, memory_mask=mask, training=training)
         return ops.reshape(logits, (-1, several, length, logits.shape[-1]))
@@ -90,7 +90,7 @@ class EncoderDecoder(keras.Model):
 
     def get_config(self) -> dict[str, Any]:
         return {
-            "name": self.name,
+            **super().get_config(),
             "encoder": keras.saving.serialize_keras_object(self.encoder),
             "decoder": keras.saving.serialize_keras_object(self.decoder),
         }

@@ -240,6 +240,8 @@ def test_a_caller_cannot_change_the_source(folder):
     source = JsonlSource(write_jsonl(folder / "f.jsonl", [{"image": "a.jpg", "captions": ["x"]}]))
     source[0]["image"] = "changed"
     assert source[0]["image"].endswith("a.jpg")
+    source[0]["captions"].append("y")
+    assert source[0]["captions"] == ["x"]
 
 
 @pytest.mark.skipif(not (DATA / "flickr8k").exists(), reason="needs the flickr8k folder under MMATTN_DATA")

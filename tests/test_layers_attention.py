@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 from keras import ops
 
-from mmattn.layers import CrossAttention, MultiHeadAttention, SelfAttention, causal_mask
+from mmattn.layers import (
+    CrossAttention,
+    MultiHeadAttention,
+    SelfAttention,
+    TransformerDecoderBlock,
+    TransformerEncoderBlock,
+    causal_mask,
+)
 
 B, T, S, D, M, H, K, V = 2, 5, 7, 12, 10, 3, 4, 6
 
@@ -211,6 +218,62 @@ def test_keras_weights_load_and_give_the_same():
     np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+def test_weights_files_of_keras_layer_load_both_ways(tmp_path):
+    x, memory = np.ones((B, T, D), "float32"), np.random.default_rng(0).normal(size=(B, S, M)).astype("float32")
+
+    def model(layer):
+        inputs = keras.Input((T, D)), keras.Input((S, M))
+        return keras.Model(inputs, layer(H, K, value_dim=V, dropout=0.1)(*inputs))
+
+    for first, second in itertools.permutations([MultiHeadAttention, keras.layers.MultiHeadAttention]):
+        source, target = model(first), model(second)
+        randomise(source)
+        source.save_weights(tmp_path / "x.weights.h5")
+        target.load_weights(tmp_path / "x.weights.h5")
+        np.testing.assert_allclose(source([x, memory]), target([x, memory]), atol=1e-5)
+
+
+def test_masks_may_be_given_by_position_in_a_functional_model():
+    x, memory = np.random.default_rng(0).normal(size=(2, B, T, D)).astype("float32")
+    mask = np.arange(T)[None] < np.array([[2], [4]])
+    layers = {
+        MultiHeadAttention(H, K): lambda layer, q, v, m: layer(q, v, v, m),
+        SelfAttention(H, K): lambda layer, q, v, m: layer(q, m),
+        CrossAttention(H, K): lambda layer, q, v, m: layer(q, v, m),
+        TransformerEncoderBlock(H, 16): lambda layer, q, v, m: layer(q, m),
+        TransformerDecoderBlock(H, 16): lambda layer, q, v, m: layer(q, v, m),
+    }
+    for layer, call in layers.items():
+        inputs = keras.Input((None, D)), keras.Input((None, D)), keras.Input((None,), dtype="bool")
+        model = keras.Model(inputs, call(layer, *inputs))
+        np.testing.assert_allclose(model([x, memory, mask]), call(layer, x, memory, mask), atol=1e-6)
+
+
+def test_implicit_masks_count_in_a_functional_model_and_in_predict():
+    ids, words = keras.Input((None,), dtype="int32"), keras.Input((None,), dtype="int32")
+    embedding = keras.layers.Embedding(10, D, mask_zero=True)
+    y, memory = embedding(ids), TransformerEncoderBlock(H, 16)(embedding(words))
+    for _ in range(2):
+        y = TransformerDecoderBlock(H, 16)(y, memory)
+    model = keras.Model([ids, words], y)
+    short = [np.array([[3, 4, 5]]), np.array([[6, 7]])]
+    padded = [np.array([[3, 4, 5, 0]]), np.array([[6, 7, 0, 0, 0]])]
+    for run in (model, lambda arrays: model.predict(arrays, verbose=0)):
+        np.testing.assert_allclose(np.asarray(run(padded))[:, :3], run(short), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16"])
+def test_big_inputs_stay_finite_in_half_precision(dtype):
+    x = (np.random.default_rng(0).normal(size=(2, 16, 128)) * 200).astype("float32")
+    layer = SelfAttention(2, 64, dtype=dtype)
+    layer.build(x.shape)
+    query, key = (np.abs(np.asarray(dense(x), "float32")).max() for dense in (layer.query_dense, layer.key_dense))
+    assert query * key * 64 / 8 > 65504  # a score may leave float16's range
+    output, scores = layer(x, return_attention_scores=True)
+    assert np.isfinite(np.asarray(ops.cast(output, "float32"))).all()
+    np.testing.assert_allclose(np.asarray(ops.cast(scores, "float32")).sum(-1), 1, atol=0.02)
+
+
 def test_implicit_masks_are_honoured_and_left_on_the_callers_tensors():
     ids = np.array([[3, 4, 0, 0], [5, 6, 7, 0]])
     embedded = keras.layers.Embedding(10, D, mask_zero=True)(ids)
@@ -263,6 +326,33 @@ def test_a_mask_that_does_not_fit_is_refused_in_words(mask, words):
         layer(query.astype("float32"), value.astype("float32"), attention_mask=mask)
 
 
+@pytest.mark.parametrize(
+    "name, mask, words",
+    [
+        ("key_mask", np.where(np.arange(S) < 4, 0.0, -1e9)[None].repeat(B, 0), r"key_mask is boolean.*additive"),
+        ("value_mask", np.ones((B, T), bool), r"value_mask has the shape \(B, 7\). Received \(2, 5\)"),
+        ("query_mask", np.ones((B, 1), bool), r"query_mask has the shape \(B, 5\). Received \(2, 1\)"),
+        ("key_mask", np.ones((B, 1, S), bool), r"key_mask has the shape"),
+    ],
+)
+def test_a_padding_mask_that_does_not_fit_is_refused_in_words(name, mask, words):
+    layer, query, value = make("float32")
+    with pytest.raises(ValueError, match=words):
+        layer(query.astype("float32"), value.astype("float32"), **{name: mask})
+
+
+def test_a_step_beyond_the_cache_is_refused():
+    layer = SelfAttention(H, K)
+    layer.build((B, T, D))
+    with pytest.raises(ValueError, match=r"positions 0 to 3\. Received index=4"):
+        layer.step(np.ones((B, D), "float32"), 4, layer.start(B, 4))
+
+
+def test_the_output_width_of_a_keras_configuration_is_understood():
+    theirs = keras.layers.MultiHeadAttention(H, K, output_shape=9).get_config()["output_shape"]
+    assert MultiHeadAttention(H, K, output_shape=theirs)(*make("float32")[1:]).shape == (B, T, 9)
+
+
 def test_a_mask_that_fits_by_accident_is_refused():
     layer = MultiHeadAttention(H, K)
     x = np.ones((4, 4, D), "float32")
@@ -272,7 +362,12 @@ def test_a_mask_that_fits_by_accident_is_refused():
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"num_heads": 0, "key_dim": 4}, {"num_heads": 2, "key_dim": -1}, {"num_heads": 2, "key_dim": 4, "dropout": 1.0}],
+    [
+        {"num_heads": 0, "key_dim": 4},
+        {"num_heads": 2, "key_dim": -1},
+        {"num_heads": 2, "key_dim": 4, "dropout": 1.0},
+        {"num_heads": 2, "key_dim": 4, "output_shape": (2, 3)},
+    ],
 )
 def test_impossible_sizes_are_refused(arguments):
     with pytest.raises(ValueError, match="Received"):

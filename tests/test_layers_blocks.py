@@ -12,6 +12,7 @@ from keras import ops
 from mmattn import backend
 from mmattn.layers import (
     FeedForward,
+    GridSinusoids,
     LearnedPositions,
     PatchEmbedding,
     SinusoidalPositions,
@@ -138,10 +139,29 @@ def test_blocks_train_in_mixed_precision(policy):
     assert np.abs(difference).max() < 0.1
 
 
+def test_a_memory_that_does_not_go_with_the_block_is_refused_at_every_call():
+    x, memory = X.astype("float32"), MEMORY.astype("float32")
+    blocks = [TransformerDecoderBlock(3, 16), TransformerDecoderBlock(3, 16, cross_attention=False)]
+    for block, right, wrong in zip(blocks, (memory, None), (None, memory), strict=True):
+        block(x, right)
+        with pytest.raises(ValueError, match="memory"):
+            block(x, wrong)
+        with pytest.raises(ValueError, match="memory"):
+            block.start(wrong, None, B, T)
+
+
+def test_a_step_takes_what_call_takes_in_mixed_precision():
+    block = TransformerDecoderBlock(3, 20, dtype="mixed_bfloat16")
+    x, memory = (ops.convert_to_tensor(array.astype("float32")) for array in (X, MEMORY))
+    whole = block(x, memory, memory_mask=MASK)
+    context, cache = block.start(memory, MASK, B, T)
+    for t in range(T):
+        output, cache = block.step(x[:, t], t, context, cache)
+        np.testing.assert_allclose(*(np.asarray(ops.cast(y, "float32")) for y in (output, whole[:, t])), atol=0.1)
+
+
 def test_heads_that_do_not_divide_the_width_are_refused_with_those_that_do():
-    with pytest.raises(
-        ValueError, match=r"num_heads=5 does not divide the width 12\. Heads that fit: 1, 2, 3, 4, 6, 12"
-    ):
+    with pytest.raises(ValueError, match=r"num_heads=5 does not divide width=12\. Heads that fit: 1, 2, 3, 4, 6, 12"):
         TransformerEncoderBlock(5, 16).build((None, None, 12))
 
 
@@ -151,6 +171,10 @@ def test_heads_that_do_not_divide_the_width_are_refused_with_those_that_do():
         lambda: TransformerEncoderBlock(2, 0).build((None, None, 4)),
         lambda: TransformerEncoderBlock(2, 8, norm="middle"),
         lambda: TransformerEncoderBlock(2, 8, dropout=1.5),
+        lambda: TransformerEncoderBlock(2, 8, attention_dropout=1.0),
+        lambda: TransformerEncoderBlock(0, 8),
+        lambda: TransformerEncoderBlock(2, 8, key_dim=0),
+        lambda: FeedForward(8, dropout=-0.1),
         lambda: TransformerDecoderBlock(2, 8).build((None, None, 4)),
         lambda: TransformerDecoderBlock(2, 8, cross_attention=False).build((None, None, 4), (None, None, 4)),
         lambda: FeedForward(-1),
@@ -187,6 +211,18 @@ def test_a_sequence_longer_than_the_positions_is_refused_with_both_numbers():
     layer.build((None, None, D))
     with pytest.raises(ValueError, match="knows 4 positions; the sequence has 5"):
         layer(X.astype("float32"))
+
+
+def test_grid_sinusoids_tell_rows_from_columns():
+    table = np.asarray(GridSinusoids(3, 5)((15, 8))).reshape(3, 5, 8)
+    for row, column in np.ndindex(3, 5):
+        for half, place in enumerate((row, column)):
+            for i in range(2):
+                angle = place / 10.0**i  # the lowest rate is 1 / (2 * 5)
+                assert table[row, column, 4 * half + i] == pytest.approx(math.sin(angle), abs=1e-6)
+                assert table[row, column, 4 * half + 2 + i] == pytest.approx(math.cos(angle), abs=1e-6)
+    with pytest.raises(ValueError, match=r"3 x 5 places has a table of the shape \(15, D\)"):
+        GridSinusoids(3, 5)((14, 8))
 
 
 def test_embedding_and_logits_share_one_table():

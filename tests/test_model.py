@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from keras import ops
 
 from mmattn.decoders import TransformerDecoder
 from mmattn.encoders.image import VisionTransformer
+from mmattn.layers import TransformerEncoderBlock
 from mmattn.model import EncoderDecoder
 
 IDS = np.array([[2, 5, 6, 7, 3], [2, 9, 8, 3, 0], [2, 4, 4, 4, 4]])
@@ -62,6 +65,8 @@ def test_several_targets_of_a_source_equal_each_alone():
     model = make()
     several = np.stack([IDS, IDS[::-1]], axis=1)  # (3, 2, 5)
     logits = np.asarray(model({"pixels": PIXELS, "target_ids": several}))
+    symbolic = model({"pixels": keras.Input((16, 24, 3)), "target_ids": keras.Input((None, None), dtype="int32")})
+    assert symbolic.shape[-1] == 20 and len(symbolic.shape) == 4
     for n in range(2):
         alone = np.asarray(model({"pixels": PIXELS, "target_ids": several[:, n]}))
         np.testing.assert_allclose(logits[:, n], alone, atol=1e-5)
@@ -88,6 +93,38 @@ def test_saved_and_loaded_it_gives_the_same(options, tmp_path):
         assert len({v.path for v in each.weights}) == len(each.weights)
 
 
+def test_the_configuration_keeps_the_precision_and_what_is_frozen():
+    model = make("float64")
+    model.trainable = False
+    twin = EncoderDecoder.from_config(model.get_config())
+    assert twin.dtype_policy.name == "float64" and not twin.trainable and not twin.trainable_weights
+
+
+def test_no_two_dropouts_drop_the_same_places():
+    """One seed for the whole model: every dropout draws its own noise from it, and the same in each twin."""
+
+    def dropouts():
+        options = {"hidden_dim": 8, "num_layers": 2, "num_heads": 2, "dropout": 0.5, "seed": 1}
+        encoder = VisionTransformer((16, 24), patch_size=8, **options)
+        decoder = TransformerDecoder(20, token_dropout=0.5, **options)
+        model = EncoderDecoder(encoder, decoder)
+        model.build({"pixels": (None, 16, 24, 3), "target_ids": (None, None)})
+        blocks = [*encoder.blocks, *decoder.blocks]
+        attention = [TransformerEncoderBlock(2, 8, attention_dropout=0.5, seed=seed) for seed in (1, 2)]
+        for block in attention:
+            block.build((None, None, 8))
+        found = [each for layer in (model, *attention) for each in layer._flatten_layers()]
+        return [each for each in found if isinstance(each, keras.layers.Dropout) and each.rate], len(blocks)
+
+    (layers, blocks), (twins, _) = dropouts(), dropouts()
+    assert len(layers) == 2 + 2 * 2 + 2 * 3 + 1 + 2 and blocks == 4
+    noise = [np.asarray(layer(np.ones((4, 6, 8), "float32"), training=True)) for layer in layers]
+    for a, b in itertools.combinations(noise, 2):
+        assert np.any(a != b)
+    for layer, twin in zip(layers, twins, strict=True):
+        assert layer.seed == twin.seed
+
+
 def test_it_learns_eight_pairs_by_heart():
     model = make()
     model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -110,6 +147,17 @@ def test_a_language_model_has_no_memory():
         decoder(IDS, return_attention_scores=True)
 
 
+def test_generation_that_cannot_start_is_refused_in_words():
+    decoder = TransformerDecoder(20, 8, num_layers=1, num_heads=2, positions="learned", max_length=4)
+    memory = np.ones((1, 3, 8), "float32")
+    decoder(IDS[:1, :2], memory)
+    with pytest.raises(ValueError, match="knows 4 positions; the sequence has 5"):
+        decoder.start(memory, None, 5)
+    language_model = TransformerDecoder(20, 8, num_layers=1, num_heads=2, cross_attention=False)
+    with pytest.raises(ValueError, match="batch_size"):
+        language_model.start(None, None, 5)
+
+
 def test_token_dropout_hides_tokens_in_training_only():
     decoder = TransformerDecoder(20, 8, num_layers=1, num_heads=2, token_dropout=0.9, seed=1)
     memory = np.ones((3, 4, 8), "float32")
@@ -125,6 +173,8 @@ def test_token_dropout_hides_tokens_in_training_only():
         ({"positions": "none"}, "positions"),
         ({"positions": "learned"}, "max_length"),
         ({"num_layers": 0}, "num_layers=0"),
+        ({"num_heads": 0}, "num_heads=0"),
+        ({"vocabulary_size": 0}, "vocabulary_size=0"),
         ({"dropout": -0.1}, "-0.1"),
     ],
 )
@@ -138,3 +188,20 @@ def test_images_of_another_size_are_refused():
         make()({"pixels": np.zeros((1, 8, 8, 3), "uint8"), "target_ids": IDS[:1]})
     with pytest.raises(ValueError, match="target_ids"):
         make()({"pixels": PIXELS})
+
+
+def test_pixels_that_were_scaled_already_are_refused():
+    model = make()
+    whole = np.asarray(model({"pixels": PIXELS, "target_ids": IDS}))
+    np.testing.assert_allclose(model({"pixels": PIXELS.astype("float32"), "target_ids": IDS}), whole, atol=1e-5)
+    for scaled in (PIXELS / 255, PIXELS / 127.5 - 1):
+        with pytest.raises(ValueError, match="scaled already"):
+            model({"pixels": scaled.astype("float32"), "target_ids": IDS})
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_heads": 0}, {"num_heads": 3}, {"patch_size": 0}, {"patch_size": 5}, {"stem_dims": (4,) * 4}]
+)
+def test_impossible_vision_transformers_are_refused_in_words(options):
+    with pytest.raises(ValueError, match=r"Received|Heads that fit"):
+        VisionTransformer((16, 24), **{"patch_size": 8, "hidden_dim": 8, "num_layers": 1, "num_heads": 2, **options})

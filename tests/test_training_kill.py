@@ -1,8 +1,7 @@
-"""kill -9 on a real run in its own process, at moments nobody chose and inside a checkpoint's write; then resume, and compare every bit."""
+"""kill -9 on a real run, at random moments and inside a checkpoint's write; then resume, and compare every bit."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -18,7 +17,7 @@ from mmattn.training.checkpoint import CheckpointFolder, read
 REPOSITORY = Path(__file__).resolve().parent.parent
 SETTINGS = ["size=tiny", "fit.epochs=8", "final.num_beams=[1]", "fit.checkpoint_minutes=0.001", "limit.train=64"]
 
-# Runs `train.main` and kills its own process: seconds after the first batch of this process, or halfway through its n-th checkpoint.
+# Runs `train.main` and kills its own process: seconds after its first batch, or halfway through its n-th checkpoint.
 DRIVER = """
 import os, signal, sys, threading
 import numpy as np
@@ -60,7 +59,12 @@ def test_killed_at_random_moments_and_resumed_ends_with_the_same_bits(tmp_path):
     (whole,) = (tmp_path / "whole").iterdir()
 
     chance = random.Random()
-    moments = [("after", chance.uniform(0, 1.5)), ("write", 3), ("after", chance.uniform(0, 3)), ("after", chance.uniform(0, 3))]
+    moments = [
+        ("after", chance.uniform(0, 1.5)),
+        ("write", 3),
+        ("after", chance.uniform(0, 3)),
+        ("after", chance.uniform(0, 3)),
+    ]
     arguments = [*SETTINGS, f"run.root={tmp_path / 'killed'}"]
     for how, amount in moments:
         died = run(how, amount, *arguments)
@@ -79,7 +83,9 @@ def test_killed_at_random_moments_and_resumed_ends_with_the_same_bits(tmp_path):
         assert info == other_info, note
         assert arrays.keys() == others.keys()
         for name, array in arrays.items():
-            assert np.array_equal(array.view("uint8"), others[name].view("uint8")) if array.ndim else array == others[name], note
+            assert (
+                np.array_equal(array.view("uint8"), others[name].view("uint8")) if array.ndim else array == others[name]
+            ), note
     for path in ("tokenizer.model", "metrics.jsonl", "bundle/weights.npz", "results.json", "test_captions.jsonl"):
         assert (whole / path).read_bytes() == (killed / path).read_bytes(), f"{path}, {note}"
 
@@ -88,7 +94,9 @@ def test_killed_at_random_moments_and_resumed_ends_with_the_same_bits(tmp_path):
 def test_ctrl_c_says_how_to_continue(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "-m", "experiments.train", "size=tiny", "fit.epochs=5000", f"run.root={tmp_path}"]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         for line in process.stdout:
             if line.startswith("epoch 1/"):
                 break
@@ -98,4 +106,4 @@ def test_ctrl_c_says_how_to_continue(tmp_path):
     assert process.returncode == 130
     assert f"Continue with: mmattn train resume={folder}" in errors
     assert "Traceback" not in errors
-    assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])["epoch"] == 1
+    assert CheckpointFolder(folder / "checkpoints").latest() is not None

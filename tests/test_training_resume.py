@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 
 from mmattn.training.callbacks import Interrupted, StopSignals, averaged_weights
-from mmattn.training.checkpoint import CheckpointError, CheckpointFolder, DamagedCheckpoint, capture, read, restore, value_of, write
+from mmattn.training.checkpoint import (
+    CheckpointError,
+    CheckpointFolder,
+    DamagedCheckpoint,
+    capture,
+    read,
+    restore,
+    value_of,
+    write,
+)
 from mmattn.training.fit import FitOptions, TrainingError, TrainingLoop
 from mmattn.training.folder import JsonLines
 from mmattn.training.losses import MaskedCrossEntropy, Perplexity, TokenAccuracy
@@ -231,7 +240,10 @@ def test_run_without_a_readable_checkpoint_is_refused(tmp_path):
 
 
 def test_two_checkpoints_are_kept(whole):
-    assert [p.name for p in CheckpointFolder(whole / "checkpoints").files()] == ["step-00000008.npz", "step-00000012.npz"]
+    assert [p.name for p in CheckpointFolder(whole / "checkpoints").files()] == [
+        "step-00000008.npz",
+        "step-00000012.npz",
+    ]
 
 
 def test_checkpoint_holds_every_variable_of_model_optimizer_and_metrics(whole):

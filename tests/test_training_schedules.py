@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import keras
@@ -32,7 +33,7 @@ def test_warmup_is_a_straight_line_that_never_starts_at_zero_and_peaks_once(deca
     values = [float(schedule(step)) for step in range(100)]
     assert values[:8] == pytest.approx([0.1 * n for n in range(1, 9)])
     assert max(values) == pytest.approx(0.8)
-    assert all(a >= b for a, b in zip(values[7:], values[8:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(values[7:]))
 
 
 @pytest.mark.parametrize("decay", ["cosine", "inverse_sqrt", "constant"])

@@ -99,7 +99,8 @@ class CaptionSource:
         return len(self._records)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return dict(self._records[index])
+        record = self._records[index]
+        return {**record, "captions": list(record["captions"])}
 
 
 class JsonlSource(CaptionSource):

@@ -8,6 +8,8 @@ import keras
 from keras import ops
 
 from mmattn.layers import LearnedPositions, SinusoidalPositions, TokenEmbedding, TransformerDecoderBlock
+from mmattn.layers.checks import check_heads, check_positive, check_shares
+from mmattn.layers.seeds import part_seed
 
 
 @keras.saving.register_keras_serializable(package="mmattn")
@@ -28,7 +30,7 @@ class TransformerDecoder(keras.layers.Layer):
         norm: "pre" or "post", see `mmattn.layers.TransformerEncoderBlock`.
         activation: of the position-wise networks.
         cross_attention: False gives a language model, whose memory is None.
-        seed: of the dropouts.
+        seed: of the dropouts; each makes its own from it.
 
     Call arguments:
         token_ids: `(B, T)` integers, the start token first.
@@ -76,7 +78,10 @@ class TransformerDecoder(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        _check(hidden_dim, num_layers, num_heads, positions, max_length, dropout, token_dropout)
+        check_positive(vocabulary_size=vocabulary_size, hidden_dim=hidden_dim, num_layers=num_layers)
+        check_heads(num_heads, hidden_dim)
+        check_shares(dropout=dropout, token_dropout=token_dropout)
+        _check_positions(positions, max_length)
         self.vocabulary_size = vocabulary_size
         self.hidden_dim = hidden_dim
         self.num_layers = num_layers
@@ -99,8 +104,11 @@ class TransformerDecoder(keras.layers.Layer):
             )
         else:
             self.position_embedding = SinusoidalPositions(dtype=dtype, name="positions")
-        self.embedding_dropout = keras.layers.Dropout(dropout, seed=seed, dtype=dtype)
-        self.hidden_tokens = keras.layers.Dropout(token_dropout, noise_shape=(None, None, 1), seed=seed, dtype=dtype)
+        seeds = {name: part_seed(seed, "decoder", name) for name in ("embedding_dropout", "hidden_tokens")}
+        self.embedding_dropout = keras.layers.Dropout(dropout, seed=seeds["embedding_dropout"], dtype=dtype)
+        self.hidden_tokens = keras.layers.Dropout(
+            token_dropout, noise_shape=(None, None, 1), seed=seeds["hidden_tokens"], dtype=dtype
+        )
         self.blocks = [
             TransformerDecoderBlock(
                 num_heads,
@@ -109,7 +117,7 @@ class TransformerDecoder(keras.layers.Layer):
                 activation=activation,
                 dropout=dropout,
                 norm=norm,
-                seed=seed,
+                seed=part_seed(seed, "decoder", f"block_{i}"),
                 dtype=dtype,
                 name=f"block_{i}",
             )
@@ -160,12 +168,21 @@ class TransformerDecoder(keras.layers.Layer):
             memory: `(B, S, D')`, or None for a language model (then `batch_size` is needed).
             memory_mask: `(B, S)` boolean or None.
             max_length: how many steps the caches hold.
+            batch_size: B, where there is no memory to tell it.
 
         Returns:
             context: per layer the keys and values of the memory, which never change.
             state: per layer the cache of the self-attention, batch first.
+
+        Raises:
+            ValueError: for more steps than there are learned positions, or neither a memory nor a `batch_size`.
         """
-        batch_size = ops.shape(memory)[0] if batch_size is None else batch_size
+        if isinstance(self.position_embedding, LearnedPositions):
+            self.position_embedding.check_length(max_length)
+        if batch_size is None:
+            if memory is None:
+                raise ValueError("Without a memory, start needs batch_size, the number of rows. Received None.")
+            batch_size = ops.shape(memory)[0]
         pairs = [block.start(memory, memory_mask, batch_size, max_length) for block in self.blocks]
         return [context for context, _ in pairs], [state for _, state in pairs]
 
@@ -209,19 +226,8 @@ class TransformerDecoder(keras.layers.Layer):
         }
 
 
-def _check(
-    hidden_dim: int, num_layers: int, num_heads: int, positions: str, max_length: int | None, *shares: float
-) -> None:
-    for name, size in {"hidden_dim": hidden_dim, "num_layers": num_layers, "num_heads": num_heads}.items():
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name} is a positive whole number. Received {name}={size!r}.")
-    if hidden_dim % num_heads:
-        fits = ", ".join(str(n) for n in range(1, hidden_dim + 1) if hidden_dim % n == 0)
-        raise ValueError(f"num_heads={num_heads} does not divide hidden_dim={hidden_dim}. Heads that fit: {fits}.")
+def _check_positions(positions: str, max_length: int | None) -> None:
     if positions not in ("sinusoidal", "learned"):
         raise ValueError(f'positions is "sinusoidal" or "learned". Received {positions!r}.')
     if positions == "learned" and max_length is None:
         raise ValueError('positions="learned" needs max_length, the longest sequence. Received None.')
-    for share in shares:
-        if not 0.0 <= share < 1.0:
-            raise ValueError(f"dropout and token_dropout are shares in [0, 1). Received {share!r}.")

@@ -14,8 +14,10 @@ from typing import Any
 import keras
 from keras import ops
 
-from mmattn import backend
+from mmattn.encoders.pixels import check_pixel_range
 from mmattn.layers import LearnedPositions, TransformerEncoderBlock
+from mmattn.layers.checks import check_heads, check_positive, check_shares
+from mmattn.layers.seeds import part_seed
 
 
 @keras.saving.register_keras_serializable(package="mmattn")
@@ -33,7 +35,7 @@ class BackboneEncoder(keras.layers.Layer):
         positions: add a learned vector for each place of the grid.
         norm: of the blocks, "pre" or "post".
         activation: of the position-wise networks.
-        seed: of the dropouts.
+        seed: of the dropouts, each of which makes its own from it, and of the learned positions.
 
     Call arguments:
         inputs: a dict with "pixels" `(B, height, width, 3)`, 0 to 255, or with "features" `(B, S, C)`: the backbone's
@@ -73,9 +75,10 @@ class BackboneEncoder(keras.layers.Layer):
     ) -> None:
         super().__init__(**kwargs)
         self.grid, self.channels = _grid(backbone)
-        if num_layers and hidden_dim % num_heads:
-            fits = ", ".join(str(n) for n in range(1, hidden_dim + 1) if hidden_dim % n == 0)
-            raise ValueError(f"num_heads={num_heads} does not divide hidden_dim={hidden_dim}. Heads that fit: {fits}.")
+        check_positive(hidden_dim=hidden_dim)
+        check_shares(dropout=dropout)
+        if num_layers:
+            check_heads(num_heads, hidden_dim)
         self.backbone = backbone
         self.hidden_dim = hidden_dim
         self.num_layers = num_layers
@@ -95,7 +98,7 @@ class BackboneEncoder(keras.layers.Layer):
             initializer = keras.initializers.RandomNormal(stddev=0.02, seed=seed)
             places = self.grid[0] * self.grid[1]
             self.position_embedding = LearnedPositions(places, initializer, dtype=dtype, name="positions")
-        self.patch_dropout = keras.layers.Dropout(dropout, seed=seed, dtype=dtype)
+        self.patch_dropout = keras.layers.Dropout(dropout, seed=part_seed(seed, "encoder"), dtype=dtype)
         self.blocks = [
             TransformerEncoderBlock(
                 num_heads,
@@ -103,7 +106,7 @@ class BackboneEncoder(keras.layers.Layer):
                 activation=activation,
                 dropout=dropout,
                 norm=norm,
-                seed=seed,
+                seed=part_seed(seed, "encoder", f"block_{i}"),
                 dtype=dtype,
                 name=f"block_{i}",
             )
@@ -185,15 +188,3 @@ def _grid(backbone: keras.Model) -> tuple[tuple[int, int], int]:
             f"returns {shape}. Build it for a fixed image size and without its classifier."
         )
     return (shape[1], shape[2]), shape[3]
-
-
-def check_pixel_range(pixels: Any) -> None:
-    """Refuses real-valued pixels that are not 0 to 255. Inside a compiled function the numbers cannot be seen."""
-    if backend.is_traced(pixels) or not keras.backend.is_float_dtype(keras.backend.standardize_dtype(pixels.dtype)):
-        return
-    low, high = float(ops.min(pixels)), float(ops.max(pixels))
-    if low < 0 or high > 255 or 0 < high <= 1:
-        raise ValueError(
-            "pixels are numbers from 0 to 255, which the backbone scales itself. "
-            f"Received values from {low:g} to {high:g}: they were scaled already. Pass what ImageReader returns."
-        )

@@ -8,7 +8,10 @@ from typing import Any
 import keras
 from keras import ops
 
-from mmattn.layers import LearnedPositions, PatchEmbedding, TransformerEncoderBlock
+from mmattn.encoders.pixels import check_pixel_range
+from mmattn.layers import GridSinusoids, LearnedPositions, PatchEmbedding, TransformerEncoderBlock
+from mmattn.layers.checks import check_heads, check_positive, check_shares
+from mmattn.layers.seeds import part_seed
 
 
 @keras.saving.register_keras_serializable(package="mmattn")
@@ -27,7 +30,7 @@ class VisionTransformer(keras.layers.Layer):
         dropout: share dropped in training.
         norm: "pre" or "post".
         activation: of the position-wise networks.
-        seed: of the dropouts.
+        seed: of the dropouts; each makes its own from it.
 
     Call arguments:
         inputs: a dict with "pixels" `(B, height, width, 3)`, 0 to 255.
@@ -36,7 +39,8 @@ class VisionTransformer(keras.layers.Layer):
         memory `(B, P, D)` and its mask `(B, P)`, all True. `grid` says how the P patches lie: (rows, columns).
 
     Raises:
-        ValueError: for an image size that does not divide into patches, or a width that does not divide into heads.
+        ValueError: for an image size that does not divide into patches, a width that does not divide into heads, or
+            pixels of another size or that were scaled already.
 
     Example:
         >>> import numpy as np
@@ -67,13 +71,13 @@ class VisionTransformer(keras.layers.Layer):
     ) -> None:
         super().__init__(**kwargs)
         height, width = image_size
+        check_positive(height=height, width=width, patch_size=patch_size, hidden_dim=hidden_dim)
+        check_heads(num_heads, hidden_dim)
+        check_shares(dropout=dropout)
         if height % patch_size or width % patch_size:
             raise ValueError(
                 f"image_size (height, width) is a multiple of patch_size. Received {(height, width)} and {patch_size}."
             )
-        if hidden_dim % num_heads:
-            fits = ", ".join(str(n) for n in range(1, hidden_dim + 1) if hidden_dim % n == 0)
-            raise ValueError(f"num_heads={num_heads} does not divide hidden_dim={hidden_dim}. Heads that fit: {fits}.")
         shrink = 2 ** len(stem_dims)
         if patch_size % shrink:
             raise ValueError(
@@ -102,9 +106,9 @@ class VisionTransformer(keras.layers.Layer):
         ]
         self.patch_embedding = PatchEmbedding(patch_size // shrink, hidden_dim, dtype=dtype, name="patch_embedding")
         self.position_embedding = LearnedPositions(
-            self.grid[0] * self.grid[1], keras.initializers.RandomNormal(stddev=0.02), dtype=dtype, name="positions"
+            self.grid[0] * self.grid[1], GridSinusoids(*self.grid), dtype=dtype, name="positions"
         )
-        self.embedding_dropout = keras.layers.Dropout(dropout, seed=seed, dtype=dtype)
+        self.embedding_dropout = keras.layers.Dropout(dropout, seed=part_seed(seed, "encoder"), dtype=dtype)
         self.blocks = [
             TransformerEncoderBlock(
                 num_heads,
@@ -112,7 +116,7 @@ class VisionTransformer(keras.layers.Layer):
                 activation=activation,
                 dropout=dropout,
                 norm=norm,
-                seed=seed,
+                seed=part_seed(seed, "encoder", f"block_{i}"),
                 dtype=dtype,
                 name=f"block_{i}",
             )
@@ -139,6 +143,7 @@ class VisionTransformer(keras.layers.Layer):
                 f"{self.name} takes pixels of (height, width) = {self.image_size}. "
                 f"Received the shape {tuple(pixels.shape)}."
             )
+        check_pixel_range(pixels)
         x = ops.cast(pixels, self.compute_dtype) / 127.5 - 1.0
         for layer in self.stem:
             x = layer(x)

@@ -4,11 +4,12 @@ from mmattn.layers.attention import CrossAttention, MultiHeadAttention, SelfAtte
 from mmattn.layers.blocks import FeedForward, TransformerDecoderBlock, TransformerEncoderBlock
 from mmattn.layers.embeddings import PatchEmbedding, TokenEmbedding
 from mmattn.layers.masks import causal_mask, combine_masks, length_mask, padding_mask
-from mmattn.layers.positions import LearnedPositions, SinusoidalPositions
+from mmattn.layers.positions import GridSinusoids, LearnedPositions, SinusoidalPositions
 
 __all__ = [
     "CrossAttention",
     "FeedForward",
+    "GridSinusoids",
     "LearnedPositions",
     "MultiHeadAttention",
     "PatchEmbedding",

@@ -6,7 +6,7 @@
 
 Shapes: B batch, T target (query) length, S memory (key) length, L cache length, D width (d_model), H heads (h),
 K head width (d_k, d_v). Variables have the names and shapes of `keras.layers.MultiHeadAttention`, so that weights
-move both ways with `set_weights(other.get_weights())`.
+move both ways with `set_weights(other.get_weights())` and in `.weights.h5` files.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from typing import Any
 import keras
 from keras import ops
 
-from mmattn.layers.masks import causal_mask, check_mask, combine_masks
+from mmattn.layers.checks import check_positive, check_shares
+from mmattn.layers.masks import causal_mask, check_mask, check_padding, combine_masks
 
 HIDDEN = -1e30  # a score under a mask, in float32 or wider: its exponential is exactly zero
+FLOAT16_MAX = 65504.0
 
 
 def attend(query: Any, key: Any, value: Any, mask: Any = None, dropout: Any = None) -> tuple[Any, Any]:
@@ -39,7 +41,10 @@ def attend(query: Any, key: Any, value: Any, mask: Any = None, dropout: Any = No
     """
     scores = ops.matmul(query * (1.0 / math.sqrt(query.shape[-1])), ops.transpose(key, (0, 1, 3, 2)))
     wide = keras.backend.result_type(scores.dtype, "float32")
+    half = keras.backend.standardize_dtype(scores.dtype) == "float16"
     scores = ops.cast(scores, wide)
+    if half:  # a product that left float16's range is infinite, and the softmax of infinity is not a number
+        scores = ops.clip(scores, -FLOAT16_MAX, FLOAT16_MAX)
     if mask is None:
         weights = ops.softmax(scores, axis=-1)
     else:
@@ -63,7 +68,7 @@ class MultiHeadAttention(keras.layers.Layer):
         value_dim: d_v, the width of a head for values; `key_dim` when not given.
         dropout: share of the attention weights dropped in training.
         use_bias: whether the four projections have a bias.
-        output_shape: width of the output; that of the query when not given.
+        output_shape: width of the output; that of the query when not given. One number, also as `(number,)`.
         kernel_initializer: for the four kernels.
         bias_initializer: for the four biases.
         seed: of the dropout.
@@ -95,6 +100,18 @@ class MultiHeadAttention(keras.layers.Layer):
         >>> tuple(output.shape), tuple(weights.shape)
         ((1, 3, 8), (1, 2, 3, 5))
 
+        Padding is told by `(B, S)`, True = real:
+
+        >>> _, weights = layer(words, patches, key_mask=np.array([[1, 1, 1, 0, 0]], bool), return_attention_scores=True)
+        >>> bool(np.any(np.asarray(weights)[..., 3:]))
+        False
+
+        Any other rule by `(B, T, S)` or `(B, H, T, S)`, True = may look. A word that may see nothing gets zeros:
+
+        >>> rule = np.array([[[1, 1, 0, 0, 0], [0, 0, 1, 1, 1], [0, 0, 0, 0, 0]]], bool)
+        >>> bool(np.any(np.asarray(layer(words, patches, attention_mask=rule))[0, 2]))
+        False
+
     Source:
         Vaswani et al., "Attention Is All You Need", 2017, section 3.2.
     """
@@ -113,11 +130,10 @@ class MultiHeadAttention(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        for name, size in {"num_heads": num_heads, "key_dim": key_dim, "value_dim": value_dim}.items():
-            if size is not None and (not isinstance(size, int) or size < 1):
-                raise ValueError(f"{name} is a positive whole number. Received {name}={size!r}.")
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout is a share in [0, 1). Received dropout={dropout!r}.")
+        if isinstance(output_shape, (list, tuple)) and len(output_shape) == 1:
+            output_shape = output_shape[0]  # as Keras writes it into its configurations
+        check_positive(num_heads=num_heads, key_dim=key_dim, value_dim=value_dim, output_shape=output_shape)
+        check_shares(dropout=dropout)
         self.supports_masking = True
         self.num_heads = num_heads
         self.key_dim = key_dim
@@ -177,14 +193,35 @@ class MultiHeadAttention(keras.layers.Layer):
             attention_mask = check_mask(attention_mask, batch, self.num_heads, targets, sources)
         mask = combine_masks(
             attention_mask,
-            None if query_mask is None else ops.cast(query_mask, "bool")[:, None, :, None],
-            None if value_mask is None else ops.cast(value_mask, "bool")[:, None, None, :],
-            None if key_mask is None else ops.cast(key_mask, "bool")[:, None, None, :],
+            None if query_mask is None else check_padding(query_mask, targets, "query_mask")[:, None, :, None],
+            None if value_mask is None else check_padding(value_mask, sources, "value_mask")[:, None, None, :],
+            None if key_mask is None else check_padding(key_mask, sources, "key_mask")[:, None, None, :],
             causal_mask(ops.shape(query)[1], ops.shape(key)[1])[:, None] if use_causal_mask else None,
         )
         keys, values = self.project_memory(key, value)
         output, weights = self._attend_and_project(self._project_query(query), keys, values, mask, training)
         return (output, weights) if return_attention_scores else output
+
+    # Keras' layer has these four, and its weights files call the projections by them.
+    @property
+    def query_dense(self) -> Any:
+        """W^Q."""
+        return self._query_dense
+
+    @property
+    def key_dense(self) -> Any:
+        """W^K."""
+        return self._key_dense
+
+    @property
+    def value_dense(self) -> Any:
+        """W^V."""
+        return self._value_dense
+
+    @property
+    def output_dense(self) -> Any:
+        """W^O."""
+        return self._output_dense
 
     def project_memory(self, key: Any, value: Any) -> tuple[Any, Any]:
         """The keys and values of all heads, `(B, H, S, K)` each: equation (2.1) but for the query."""
@@ -209,7 +246,17 @@ class MultiHeadAttention(keras.layers.Layer):
         return previous_mask[0] if isinstance(previous_mask, (list, tuple)) else previous_mask
 
     def compute_output_spec(
-        self, query: Any, value: Any, key: Any = None, return_attention_scores: bool = False, **_: Any
+        self,
+        query: Any,
+        value: Any,
+        key: Any = None,
+        query_mask: Any = None,
+        value_mask: Any = None,
+        key_mask: Any = None,
+        attention_mask: Any = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+        use_causal_mask: bool = False,
     ) -> Any:
         width = query.shape[-1] if self._output_shape is None else self._output_shape
         output = keras.KerasTensor((*query.shape[:-1], width), dtype=self.compute_dtype)
@@ -298,7 +345,13 @@ class SelfAttention(MultiHeadAttention):
 
         Returns:
             `(B, D)` and the new cache.
+
+        Raises:
+            ValueError: for an `index` beyond the cache, where it is a Python number; a tensor's cannot be seen.
         """
+        length = cache["keys"].shape[2]
+        if isinstance(index, int) and not 0 <= index < length:
+            raise ValueError(f"The cache holds positions 0 to {length - 1}. Received index={index}.")
         row = inputs[:, None, :]
         key, value = self.project_memory(row, row)
         keys = ops.slice_update(cache["keys"], (0, 0, index, 0), key)
@@ -307,7 +360,17 @@ class SelfAttention(MultiHeadAttention):
         output, _ = self._attend_and_project(self._project_query(row), keys, values, seen, training=False)
         return output[:, 0], {"keys": keys, "values": values}
 
-    def compute_output_spec(self, inputs: Any, return_attention_scores: bool = False, **_: Any) -> Any:  # type: ignore[override]
+    def compute_output_spec(  # type: ignore[override]
+        self,
+        inputs: Any,
+        padding_mask: Any = None,
+        attention_mask: Any = None,
+        mask: Any = None,
+        inputs_mask: Any = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+        use_causal_mask: bool = False,
+    ) -> Any:
         return super().compute_output_spec(inputs, inputs, return_attention_scores=return_attention_scores)
 
 
@@ -354,19 +417,27 @@ class CrossAttention(MultiHeadAttention):
 
     def start(self, memory: Any, memory_mask: Any = None) -> dict[str, Any]:
         """The keys and values `(B, H, S, K)` of the memory and its mask, which every step shares."""
+        if memory_mask is not None:
+            memory_mask = check_padding(memory_mask, memory.shape[1], "memory_mask")
         keys, values = self.project_memory(memory, memory)
         return {"keys": keys, "values": values, "mask": memory_mask}
 
     def step(self, inputs: Any, context: dict[str, Any]) -> Any:
         """Attends from one position's input `(B, D)` to the whole memory; returns `(B, D)`."""
         mask = context["mask"]
-        mask = None if mask is None else ops.cast(mask, "bool")[:, None, None, :]
+        mask = None if mask is None else mask[:, None, None, :]
         query = self._project_query(inputs[:, None, :])
         output, _ = self._attend_and_project(query, context["keys"], context["values"], mask, training=False)
         return output[:, 0]
 
     def compute_output_spec(  # type: ignore[override]
-        self, inputs: Any, memory: Any, return_attention_scores: bool = False, **_: Any
+        self,
+        inputs: Any,
+        memory: Any,
+        memory_mask: Any = None,
+        attention_mask: Any = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
     ) -> Any:
         return super().compute_output_spec(inputs, memory, return_attention_scores=return_attention_scores)
 

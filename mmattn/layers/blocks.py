@@ -12,8 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+from keras import ops
 
 from mmattn.layers.attention import CrossAttention, SelfAttention
+from mmattn.layers.checks import check_heads, check_positive, check_shares
+from mmattn.layers.seeds import part_seed
 
 NORMS = ("pre", "post")
 
@@ -26,6 +29,7 @@ class FeedForward(keras.layers.Layer):
         intermediate_dim: width between the two.
         activation: a Keras activation.
         dropout: share dropped between the two in training.
+        seed: of the dropout.
 
     Call arguments:
         inputs: `(..., D)`.
@@ -51,8 +55,8 @@ class FeedForward(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if not isinstance(intermediate_dim, int) or intermediate_dim < 1:
-            raise ValueError(f"intermediate_dim is a positive whole number. Received {intermediate_dim!r}.")
+        check_positive(intermediate_dim=intermediate_dim)
+        check_shares(dropout=dropout)
         self.supports_masking = True
         self.intermediate_dim = intermediate_dim
         self.activation = keras.activations.get(activation)
@@ -103,8 +107,8 @@ class _Block(keras.layers.Layer):
         super().__init__(**kwargs)
         if norm not in NORMS:
             raise ValueError(f"norm is one of {NORMS}. Received {norm!r}.")
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout is a share in [0, 1). Received dropout={dropout!r}.")
+        check_positive(num_heads=num_heads, intermediate_dim=intermediate_dim, key_dim=key_dim)
+        check_shares(dropout=dropout, attention_dropout=attention_dropout)
         self.supports_masking = True
         self.num_heads = num_heads
         self.intermediate_dim = intermediate_dim
@@ -117,13 +121,10 @@ class _Block(keras.layers.Layer):
         self.seed = seed
 
     def _head_width(self, width: int) -> int:
-        if self.key_dim is None and width % self.num_heads:
-            fits = ", ".join(str(n) for n in range(1, width + 1) if width % n == 0)
-            raise ValueError(
-                f"num_heads={self.num_heads} does not divide the width {width}. Heads that fit: {fits}. "
-                "Or give key_dim, the width of a head, yourself."
-            )
-        return self.key_dim or width // self.num_heads
+        if self.key_dim is not None:
+            return self.key_dim
+        check_heads(self.num_heads, width, "width", " Or give key_dim, the width of a head, yourself.")
+        return width // self.num_heads
 
     def _add_parts(self, width: int, **parts: keras.layers.Layer) -> None:
         """Holds each part with the norm and the dropout of its residual branch, all built for `width`."""
@@ -135,9 +136,8 @@ class _Block(keras.layers.Layer):
             norm.build(shape)
             setattr(self, name, part)
             setattr(self, f"{name}_norm", norm)
-            setattr(
-                self, f"{name}_dropout", keras.layers.Dropout(self.dropout, seed=self.seed, dtype=self.dtype_policy)
-            )
+            seed = part_seed(self.seed, f"{name}_dropout")
+            setattr(self, f"{name}_dropout", keras.layers.Dropout(self.dropout, seed=seed, dtype=self.dtype_policy))
 
     def _residual(
         self, x: Any, name: str, part: Callable[[Any], Any], training: bool | None = False
@@ -149,12 +149,13 @@ class _Block(keras.layers.Layer):
         x = x + (dropout(output, training=training) if training else output)
         return (x if self.norm == "pre" else norm(x)), more
 
-    def _attention_options(self, width: int) -> dict[str, Any]:
+    def _attention_options(self, name: str, width: int) -> dict[str, Any]:
         return {
+            "name": name,
             "num_heads": self.num_heads,
             "key_dim": self._head_width(width),
             "dropout": self.attention_dropout,
-            "seed": self.seed,
+            "seed": part_seed(self.seed, name),
             "dtype": self.dtype_policy,
         }
 
@@ -191,13 +192,16 @@ class TransformerEncoderBlock(_Block):
         attention_dropout: share of the attention weights dropped in training.
         norm: "pre" (`x + part(norm(x))`; the stack needs a norm at its end) or "post" (`norm(x + part(x))`).
         norm_epsilon: of the layer normalisation.
-        seed: of the dropouts.
+        seed: of the dropouts; each makes its own from it.
 
     Call arguments:
         inputs: `(B, T, D)`.
         padding_mask: `(B, T)` boolean, True = real; a mask that arrives on `inputs` counts too.
         attention_mask: boolean `(T, T)`, `(B, T, T)` or `(B, H, T, T)`.
         return_attention_scores: also return the weights `(B, H, T, T)`.
+
+    Raises:
+        ValueError: for heads that do not divide the width, sizes that are not positive, a mask that does not fit.
 
     Example:
         >>> import numpy as np
@@ -211,7 +215,7 @@ class TransformerEncoderBlock(_Block):
 
     def build(self, inputs_shape: Any) -> None:
         width = inputs_shape[-1]
-        attention = SelfAttention(**self._attention_options(width), name="self_attention")
+        attention = SelfAttention(**self._attention_options("self_attention", width))
         attention.build((None, None, width))
         self._add_parts(width, self_attention=attention, feed_forward=self._feed_forward(width))
 
@@ -235,7 +239,16 @@ class TransformerEncoderBlock(_Block):
         x, _ = self._residual(x, "feed_forward", lambda y: self.feed_forward(y, training=training), training)
         return (x, scores) if return_attention_scores else x
 
-    def compute_output_spec(self, inputs: Any, return_attention_scores: bool = False, **_: Any) -> Any:
+    def compute_output_spec(
+        self,
+        inputs: Any,
+        padding_mask: Any = None,
+        attention_mask: Any = None,
+        mask: Any = None,
+        inputs_mask: Any = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+    ) -> Any:
         output = keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
         if not return_attention_scores:
             return output
@@ -261,8 +274,8 @@ class TransformerDecoderBlock(_Block):
     Raises:
         ValueError: for a memory that does not go with `cross_attention`.
 
-    `start(memory, memory_mask, max_length)` gives (context, cache); `step(inputs (B, D), index, context, cache)` gives
-    the output `(B, D)` at that place and the new cache, equal to `call`'s.
+    `start(memory, memory_mask, batch_size, max_length)` gives (context, cache); `step(inputs (B, D), index, context,
+    cache)` gives the output `(B, D)` at that place, equal to `call`'s, and the new cache.
 
     Example:
         >>> import numpy as np
@@ -281,17 +294,14 @@ class TransformerDecoderBlock(_Block):
 
     def build(self, inputs_shape: Any, memory_shape: Any = None) -> None:
         width = inputs_shape[-1]
-        attention = SelfAttention(**self._attention_options(width), name="self_attention")
+        attention = SelfAttention(**self._attention_options("self_attention", width))
         attention.build((None, None, width))
         parts: dict[str, keras.layers.Layer] = {"self_attention": attention}
+        self._check_memory(memory_shape)
         if self.has_cross_attention:
-            if memory_shape is None:
-                raise ValueError("This block has cross-attention, so it needs a memory (B, S, D). Received None.")
-            cross = CrossAttention(**self._attention_options(width), name="cross_attention")
+            cross = CrossAttention(**self._attention_options("cross_attention", width))
             cross.build((None, None, width), (None, None, memory_shape[-1]))
             parts["cross_attention"] = cross
-        elif memory_shape is not None:
-            raise ValueError("This block was made with cross_attention=False and takes no memory.")
         self._add_parts(width, **parts, feed_forward=self._feed_forward(width))
 
     def call(
@@ -305,6 +315,8 @@ class TransformerDecoderBlock(_Block):
         return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> Any:
+        self._check_memory(memory)
+
         def look_back(x: Any) -> Any:
             return self.self_attention(
                 x, padding_mask=padding_mask, inputs_mask=inputs_mask if mask is None else mask,
@@ -323,21 +335,37 @@ class TransformerDecoderBlock(_Block):
         x, _ = self._residual(x, "feed_forward", lambda y: self.feed_forward(y, training=training), training)
         return (x, scores) if return_attention_scores else x
 
+    def _check_memory(self, memory: Any) -> None:
+        if self.has_cross_attention and memory is None:
+            raise ValueError("This block has cross-attention, so it needs a memory (B, S, D). Received None.")
+        if not self.has_cross_attention and memory is not None:
+            raise ValueError("This block was made with cross_attention=False and takes no memory.")
+
     def start(self, memory: Any, memory_mask: Any, batch_size: Any, max_length: int) -> tuple[Any, Any]:
         """The context that all steps share and an empty cache for `max_length` positions."""
+        self._check_memory(memory)
         context = self.cross_attention.start(memory, memory_mask) if self.has_cross_attention else None
         return context, self.self_attention.start(batch_size, max_length)
 
     def step(self, inputs: Any, index: Any, context: Any, cache: Any) -> tuple[Any, Any]:
         """The output `(B, D)` of position `index` from its input `(B, D)`, and the new cache."""
-        x, cache = self._residual(inputs, "self_attention", lambda y: self.self_attention.step(y, index, cache))
+        x = ops.cast(inputs, self.compute_dtype)
+        x, cache = self._residual(x, "self_attention", lambda y: self.self_attention.step(y, index, cache))
         if self.has_cross_attention:
             x, _ = self._residual(x, "cross_attention", lambda y: self.cross_attention.step(y, context))
         x, _ = self._residual(x, "feed_forward", lambda y: self.feed_forward(y, training=False))
         return x, cache
 
     def compute_output_spec(
-        self, inputs: Any, memory: Any = None, return_attention_scores: bool = False, **_: Any
+        self,
+        inputs: Any,
+        memory: Any = None,
+        memory_mask: Any = None,
+        padding_mask: Any = None,
+        mask: Any = None,
+        inputs_mask: Any = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
     ) -> Any:
         output = keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
         if not return_attention_scores:

@@ -8,6 +8,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from mmattn.layers.checks import check_positive
+
 
 @keras.saving.register_keras_serializable(package="mmattn")
 class TokenEmbedding(keras.layers.Layer):
@@ -22,7 +24,8 @@ class TokenEmbedding(keras.layers.Layer):
 
     Call arguments:
         inputs: `(..., )` integer ids, or with `reverse=True` vectors `(..., D)`.
-        reverse: give logits `(..., V)` instead; in float32 at least under mixed precision.
+        reverse: give logits `(..., V)` instead. Under mixed precision the product runs in half precision and the
+            logits come as float32, so that the softmax and the loss after them do not.
 
     Raises:
         ValueError: for sizes that are not positive.
@@ -48,9 +51,7 @@ class TokenEmbedding(keras.layers.Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        for name, size in {"vocabulary_size": vocabulary_size, "hidden_dim": hidden_dim}.items():
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name} is a positive whole number. Received {name}={size!r}.")
+        check_positive(vocabulary_size=vocabulary_size, hidden_dim=hidden_dim)
         self.vocabulary_size = vocabulary_size
         self.hidden_dim = hidden_dim
         self.scale = scale
@@ -121,9 +122,7 @@ class PatchEmbedding(keras.layers.Layer):
 
     def __init__(self, patch_size: int, hidden_dim: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        for name, size in {"patch_size": patch_size, "hidden_dim": hidden_dim}.items():
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name} is a positive whole number. Received {name}={size!r}.")
+        check_positive(patch_size=patch_size, hidden_dim=hidden_dim)
         self.patch_size = patch_size
         self.hidden_dim = hidden_dim
         self.projection = keras.layers.Dense(hidden_dim, name="projection", dtype=self.dtype_policy)

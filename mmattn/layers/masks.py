@@ -110,6 +110,29 @@ def check_mask(mask: Any, batch: int | None, heads: int | None, targets: int | N
     return mask
 
 
+def check_padding(mask: Any, length: int | None, name: str) -> Any:
+    """Brings a padding mask to boolean `(B | 1, length)`, or refuses it in words.
+
+    Args:
+        mask: boolean, or whole numbers of which 0 means padding.
+        length: how many positions it speaks of, where known statically.
+        name: what the message calls it.
+
+    Raises:
+        ValueError: for real numbers (an additive mask read as boolean would show just what it hides), or another shape.
+    """
+    mask = ops.convert_to_tensor(mask)
+    received = tuple(mask.shape)
+    if keras.backend.is_float_dtype(keras.backend.standardize_dtype(mask.dtype)):
+        raise ValueError(
+            f"{name} is boolean, True = real. Received dtype {mask.dtype} of shape {received}. "
+            "Compare first: `mask != 0`, or `additive_mask > -1` for an additive one."
+        )
+    if len(received) != 2 or (None not in (received[1], length) and received[1] != length):
+        raise ValueError(f"{name} has the shape (B, {'length' if length is None else length}). Received {received}.")
+    return ops.cast(mask, "bool")
+
+
 def combine_masks(*masks: Any) -> Any:
     """The conjunction of masks that broadcast against each other; None stands for "everything may be seen"."""
     combined = None

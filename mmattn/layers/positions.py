@@ -6,7 +6,10 @@ import math
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
+
+from mmattn.layers.checks import check_positive
 
 
 @keras.saving.register_keras_serializable(package="mmattn")
@@ -38,7 +41,8 @@ class SinusoidalPositions(keras.layers.Layer):
 
     def step(self, inputs: Any, index: Any) -> Any:
         """Adds the place `index` to every row of `(B, D)`."""
-        return inputs + self._table(ops.reshape(ops.cast(index, "int32"), (1,)), inputs.shape[-1])
+        table = self._table(ops.reshape(ops.cast(index, "int32"), (1,)), inputs.shape[-1])
+        return inputs + ops.cast(table, inputs.dtype)
 
     def _table(self, positions: Any, width: int) -> Any:
         wide = keras.backend.result_type(self.compute_dtype, "float32")
@@ -78,8 +82,7 @@ class LearnedPositions(keras.layers.Layer):
 
     def __init__(self, max_length: int, initializer: Any = "glorot_uniform", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if not isinstance(max_length, int) or max_length < 1:
-            raise ValueError(f"max_length is a positive whole number. Received {max_length!r}.")
+        check_positive(max_length=max_length)
         self.supports_masking = True
         self.max_length = max_length
         self.initializer = keras.initializers.get(initializer)
@@ -90,14 +93,17 @@ class LearnedPositions(keras.layers.Layer):
         )
 
     def call(self, inputs: Any) -> Any:
-        length = inputs.shape[1]
+        self.check_length(inputs.shape[1])
+        table = ops.convert_to_tensor(self.embeddings)
+        return inputs + ops.cast(table[: ops.shape(inputs)[1]], inputs.dtype)
+
+    def check_length(self, length: int | None) -> None:
+        """Refuses a sequence that is longer than the places known; None, a length that is not known yet, passes."""
         if length is not None and length > self.max_length:
             raise ValueError(
                 f"{self.name} knows {self.max_length} positions; the sequence has {length}. "
                 f"Cut it, or build the layer with max_length={length} or more and train it."
             )
-        table = ops.convert_to_tensor(self.embeddings)
-        return inputs + ops.cast(table[: ops.shape(inputs)[1]], inputs.dtype)
 
     def step(self, inputs: Any, index: Any) -> Any:
         """Adds the place `index` to every row of `(B, D)`."""
@@ -109,3 +115,45 @@ class LearnedPositions(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         initializer = keras.initializers.serialize(self.initializer)
         return {**super().get_config(), "max_length": self.max_length, "initializer": initializer}
+
+
+@keras.saving.register_keras_serializable(package="mmattn")
+class GridSinusoids(keras.initializers.Initializer):
+    """Starting values for the places of a grid: sines and cosines of the row in one half of the channels, of the column
+    in the other, so that a model can tell near from far and left from right before it has learned any place.
+
+    Args:
+        rows, columns: the grid; places are numbered row by row.
+
+    Raises:
+        ValueError: for a table that is not (rows * columns, D) with D a multiple of 4.
+
+    Example:
+        >>> tuple(GridSinusoids(2, 3)((6, 8)).shape)
+        (6, 8)
+
+    Source:
+        Vaswani et al. 2017, section 3.5, once for each axis; Beyer et al., "Better plain ViT baselines for
+        ImageNet-1k", 2022, use it for patches. The wavelengths here end at the size of the grid.
+    """
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self.rows = rows
+        self.columns = columns
+
+    def __call__(self, shape: Any, dtype: Any = None) -> Any:
+        if len(shape) != 2 or shape[0] != self.rows * self.columns or shape[1] % 4:
+            raise ValueError(
+                f"A grid of {self.rows} x {self.columns} places has a table of the shape "
+                f"({self.rows * self.columns}, D), D a multiple of 4. Received {tuple(shape)}."
+            )
+        count = shape[1] // 4
+        lowest = 2 * max(self.rows, self.columns)
+        rates = np.power(float(lowest), -np.arange(count) / max(count - 1, 1))
+        angles = [np.arange(size)[:, None] * rates for size in (self.rows, self.columns)]
+        down, across = (np.concatenate([np.sin(a), np.cos(a)], axis=1) for a in angles)
+        table = np.concatenate([np.repeat(down, self.columns, axis=0), np.tile(across, (self.rows, 1))], axis=1)
+        return ops.convert_to_tensor(table, dtype=dtype or keras.config.floatx())
+
+    def get_config(self) -> dict[str, Any]:
+        return {"rows": self.rows, "columns": self.columns}

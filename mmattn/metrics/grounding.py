@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-Roles = Callable[[Mapping[str, Any], str], list[tuple[str, str, int | None]]]
+Roles = Callable[[Any, str], list[tuple[str, str, int | None]]]
 
 
 def attention_on_objects(
     attention: Callable[[Any, Any], Any],
     described: Iterable[tuple[Mapping[str, Any], Any]],
     word_roles: Roles,
-    patch_coverage: Callable[[Mapping[str, Any], tuple[int, int]], np.ndarray],
+    patch_coverage: Callable[[Any, tuple[int, int]], np.ndarray],
 ) -> dict[str, dict[str, float]]:
     """The share of a word's attention that lies on the patches of the object it speaks of.
 

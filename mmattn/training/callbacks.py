@@ -1,4 +1,4 @@
-"""What happens around the batches: a progress line, a clean stop on a signal, moving averages swapped in for a while."""
+"""What happens around the batches: a progress line, a clean stop on a signal, moving averages for a while."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopSignals:
-    """Turns Ctrl-C and SIGTERM into a stop at the end of the batch, while `busy` is set; a second one, or one at another time, stops at once.
+    """Turns Ctrl-C and SIGTERM into a stop at the end of the batch, while `busy` is set.
+
+    A second signal, or one at another time, stops at once.
 
     Use it as a context manager in the main thread; the handlers from before come back at its end.
     """
@@ -59,7 +61,7 @@ class StopSignals:
 
 @contextmanager
 def averaged_weights(model: keras.Model) -> Iterator[None]:
-    """Puts the optimizer's moving averages (`use_ema`) into the model for a while; the raw weights come back bit for bit."""
+    """Puts the optimizer's moving averages (`use_ema`) into the model; the raw weights come back bit for bit."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if not getattr(optimizer, "use_ema", False) or int(optimizer.iterations) == 0:
         yield

@@ -1,7 +1,8 @@
 """Exact resume: the whole state of a training run in one file, written atomically.
 
-Keras' weight files leave out the seed generators (so dropout repeats itself or jumps) and the metrics; these files hold everything that the next
-update depends on. A file is an ordinary NumPy .npz without pickles: one array a variable, and a JSON text with names, dtypes and the run's own state.
+Keras' weight files leave out the seed generators (so dropout repeats itself or jumps) and the metrics. These files hold
+everything that the next update depends on. A file is an ordinary NumPy .npz without pickles: one array a variable, and
+a JSON text with names, dtypes and the run's own state.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class DamagedCheckpoint(CheckpointError):
 
 
 def capture(model: keras.Model) -> Arrays:
-    """Copies every variable of a compiled model: weights, seed generators, optimizer (with its moving averages) and metrics.
+    """Copies every variable of a compiled model: weights, seed generators, optimizer (with averages), metrics.
 
     Returns:
         name -> array, the name being group, place and path, such as `model/0003:decoder/embedding/embeddings`.
@@ -52,7 +53,7 @@ def restore(model: keras.Model, arrays: Arrays, groups: tuple[str, ...] = ("mode
     """Puts back what `capture` copied, bit for bit.
 
     Raises:
-        CheckpointError: a variable is missing, left over, or of another shape or dtype: the message names the first few.
+        CheckpointError: a variable is missing, left over, or of another shape or dtype; the first few are named.
     """
     variables = {name: v for name, v in _variables(model) if name.partition("/")[0] in groups}
     wanted = {name: a for name, a in arrays.items() if name.partition("/")[0] in groups}
@@ -65,7 +66,9 @@ def restore(model: keras.Model, arrays: Arrays, groups: tuple[str, ...] = ("mode
             problems.append(f"{name} is {dtype} {shape} in the model and {array.dtype} {array.shape} in the checkpoint")
     if problems:
         shown = "; ".join(sorted(problems)[:3])
-        raise CheckpointError(f"The checkpoint is of another model or optimizer ({len(problems)} differences): {shown}.")
+        raise CheckpointError(
+            f"The checkpoint is of another model or optimizer ({len(problems)} differences): {shown}."
+        )
     for name, variable in variables.items():
         variable.assign(wanted[name])
 
@@ -79,7 +82,9 @@ def _variables(model: keras.Model) -> Iterator[tuple[str, Any]]:
     }
     for group, variables in groups.items():
         for index, variable in enumerate(variables):
-            plain = re.sub(r"_\d+(?=[/_]|$)", "", variable.path)  # Keras counts names up (dense_1, dense_2) within a process
+            plain = re.sub(
+                r"_\d+(?=[/_]|$)", "", variable.path
+            )  # Keras counts names up (dense_1, dense_2) within a process
             yield f"{group}/{index:04d}:{plain}", variable
 
 
@@ -108,7 +113,9 @@ def read(path: Path) -> tuple[Arrays, dict[str, Any]]:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
             head = json.loads(stored["json"].tobytes().decode())
             if head["format"] > FORMAT:
-                raise CheckpointError(f"{path} has format {head['format']}; this version reads up to {FORMAT}. Update mmattn.")
+                raise CheckpointError(
+                    f"{path} has format {head['format']}; this version reads up to {FORMAT}. Update mmattn."
+                )
             arrays = {}
             for index, entry in enumerate(head["variables"]):
                 array = stored[f"v{index}"]
@@ -116,7 +123,16 @@ def read(path: Path) -> tuple[Arrays, dict[str, Any]]:
                     array = np.frombuffer(array.tobytes(), _dtype(entry["dtype"])).reshape(entry["shape"])
                 arrays[entry["name"]] = array
             return arrays, head["info"]
-    except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        EOFError,
+        TypeError,
+        zipfile.BadZipFile,
+        zlib.error,
+        NotImplementedError,
+    ) as error:
         raise DamagedCheckpoint(f"{path} is damaged and cannot be read ({type(error).__name__}: {error}).") from error
 
 
@@ -158,7 +174,9 @@ class CheckpointFolder:
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         if keep < 2:
-            raise ValueError(f"keep={keep}: at least 2 checkpoints are kept, so that the one before can stand in for a damaged one.")
+            raise ValueError(
+                f"keep={keep}: at least 2 checkpoints are kept, so that the one before can stand in for a damaged one."
+            )
         self.folder = Path(folder)
         self.keep = keep
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -177,7 +195,7 @@ class CheckpointFolder:
         return path
 
     def latest(self, say: Callable[[str], None] = print) -> tuple[Arrays, dict[str, Any]] | None:
-        """The newest readable state, or None for a folder without any. Damaged files are named through `say`, renamed and passed over.
+        """The newest readable state, or None. Damaged files are named through `say`, renamed and passed over.
 
         Raises:
             CheckpointError: there are files and none can be read.

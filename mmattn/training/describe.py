@@ -52,7 +52,11 @@ class Describer:
         min_length: int = 0,
         no_repeat_ngram: int = 0,
     ) -> list[Made]:
-        options: dict[str, Any] = {"max_length": max_length, "min_length": min_length, "no_repeat_ngram": no_repeat_ngram}
+        options: dict[str, Any] = {
+            "max_length": max_length,
+            "min_length": min_length,
+            "no_repeat_ngram": no_repeat_ngram,
+        }
         if method == "beam" and num_beams > 1:
             options |= {"num_beams": num_beams, "length_penalty": length_penalty}
         else:

@@ -33,7 +33,7 @@ class FitOptions:
         validate_every: epochs between two validations; the last epoch is always validated.
         monitor: the score of a validation that decides which weights are best; higher is better.
         patience: stop after this many validations without a better score; None to never stop early.
-        checkpoint_minutes: the most work that a power cut can take, in minutes; there is also a checkpoint at each end of an epoch.
+        checkpoint_minutes: the most work that a power cut can take; there is also a checkpoint at each end of an epoch.
     """
 
     epochs: int
@@ -56,8 +56,8 @@ class FitOptions:
 class RunState:
     """What the loop itself knows, beside the variables; saved with them in each checkpoint.
 
-    `step`: updates made, which is also the number of batches trained on. `epoch_logs`: the training means of an epoch that has ended and is
-    not validated yet. `waited`: validations since the best one.
+    `step`: updates made, which is also the number of batches trained on. `epoch_logs`: the training means of an epoch
+    that has ended and is not validated yet. `waited`: validations since the best one.
     """
 
     step: int = 0
@@ -73,11 +73,13 @@ class TrainingLoop:
 
     Args:
         model: compiled, with all its variables made.
-        batches: `iterate(start)` yields batch number `start` and on (inputs, labels, weights), each a pure function of its number.
+        batches: `iterate(start)` yields batch number `start` and on (inputs, labels, weights), each a pure function of
+            its number.
         steps_per_epoch: batches an epoch.
         options: see `FitOptions`.
         folder: the run folder: `checkpoints/`, `best.npz` and `metrics.jsonl` are kept there.
-        validate: called with the step, with the averaged weights in the model; returns scores, `options.monitor` among them.
+        validate: called with the step, with the averaged weights in the model; returns scores, among them
+            `options.monitor`.
         signals: entered by the caller.
         say: takes each line for the user.
     """
@@ -116,7 +118,7 @@ class TrainingLoop:
         return self.options.epochs * self.steps_per_epoch
 
     def run(self) -> RunState:
-        """Trains to the end, from the newest checkpoint where there is one. Afterwards the model holds the best weights.
+        """Trains to the end, from the newest checkpoint if any. Afterwards the model holds the best weights.
 
         Raises:
             TrainingError: the loss is no longer a number.
@@ -149,7 +151,10 @@ class TrainingLoop:
             step = self.state.step
             epoch, batch = divmod(step, self.steps_per_epoch)
             self._make_metrics()
-            self.say(f"Continues after step {step} of {self.total_steps} (epoch {epoch + 1}, batch {batch} of {self.steps_per_epoch}).")
+            self.say(
+                f"Continues after step {step} of {self.total_steps} "
+                f"(epoch {epoch + 1}, batch {batch} of {self.steps_per_epoch})."
+            )
         written = step if self.state.epoch_logs is None else step - 1  # the entry of an epoch follows its validation
         self.metrics.keep(lambda entry: entry["step"] <= written)
 
@@ -180,13 +185,14 @@ class TrainingLoop:
             self.signals.busy = False
             stream.close()
         if self._epoch_end is not None:
-            restore(self.model, self._epoch_end, ("model", "optimizer"))  # fit ends by writing moving averages over the weights
+            # fit has ended by writing the moving averages over the weights
+            restore(self.model, self._epoch_end, ("model", "optimizer"))
 
     def _stream(self, start: int) -> Generator[Any, None, None]:
         yield from self.batches.iterate(start)
 
     def _begin_epoch(self) -> None:
-        """After Keras has reset the metrics: they go back to where the checkpoint left them, and so does everything else."""
+        """After Keras has reset the metrics: puts them and everything else back to the checkpoint's state."""
         if self._resume is not None:
             inside = self.state.step % self.steps_per_epoch != 0
             restore(self.model, self._resume, ("model", "optimizer", "metrics") if inside else ("model", "optimizer"))
@@ -196,8 +202,8 @@ class TrainingLoop:
         self.state.step += 1
         if not math.isfinite(logs["loss"]) and not hasattr(self.model.optimizer, "inner_optimizer"):
             raise TrainingError(
-                f"The loss is {logs['loss']} at step {self.state.step}. A lower learning rate, a longer warm-up or gradient clipping "
-                "(optimizer.global_clipnorm) usually helps."
+                f"The loss is {logs['loss']} at step {self.state.step}. A lower learning rate, a longer warm-up or "
+                "gradient clipping (optimizer.global_clipnorm) usually helps."
             )
         self.progress.batch(self.state.step, logs)
         if self.state.step % self.steps_per_epoch == 0:
@@ -221,7 +227,12 @@ class TrainingLoop:
         assert state.epoch_logs is not None
         busy, self.signals.busy = self.signals.busy, False  # nothing is lost by stopping at once in here
         epoch = state.step // self.steps_per_epoch
-        entry: dict[str, Any] = {"step": state.step, "epoch": epoch, **state.epoch_logs, "learning_rate": self._learning_rate()}
+        entry: dict[str, Any] = {
+            "step": state.step,
+            "epoch": epoch,
+            **state.epoch_logs,
+            "learning_rate": self._learning_rate(),
+        }
         last = epoch >= options.epochs
         if epoch % options.validate_every == 0 or last:
             self._save()
@@ -230,7 +241,10 @@ class TrainingLoop:
         shown = ("loss", "accuracy", "perplexity", "val_bleu4", f"val_{options.monitor}", "val_distinct")
         self.say(f"epoch {epoch}/{options.epochs}  {listed({name: entry[name] for name in shown if name in entry})}")
         if options.patience is not None and state.waited >= options.patience and not last:
-            self.say(f"Stops early: {options.monitor} has not been better than {state.best_score:.4g} for {state.waited} validations.")
+            self.say(
+                f"Stops early: {options.monitor} has not been better than {state.best_score:.4g} "
+                f"for {state.waited} validations."
+            )
             state.stopped = True
         state.epoch_logs = None
         self.metrics.append(entry)
@@ -245,7 +259,9 @@ class TrainingLoop:
         with averaged_weights(self.model):
             scores = self.validate(state.step)
             if monitor not in scores:
-                raise TrainingError(f"fit.monitor={monitor} is not among the scores of a validation: {', '.join(sorted(scores))}.")
+                raise TrainingError(
+                    f"fit.monitor={monitor} is not among the scores of a validation: {', '.join(sorted(scores))}."
+                )
             score = float(scores[monitor])
             if state.best_score is None or score > state.best_score:
                 state.best_score, state.best_step, state.waited = score, state.step, 0

@@ -17,7 +17,20 @@ from typing import Any
 
 from mmattn.training.checkpoint import atomic_file
 
-PACKAGES = ("mmattn", "keras", "tensorflow", "tensorflow-text", "jax", "torch", "numpy", "pillow", "sentencepiece", "grain", "sacrebleu", "hydra-core")
+PACKAGES = (
+    "mmattn",
+    "keras",
+    "tensorflow",
+    "tensorflow-text",
+    "jax",
+    "torch",
+    "numpy",
+    "pillow",
+    "sentencepiece",
+    "grain",
+    "sacrebleu",
+    "hydra-core",
+)
 
 
 class RunFolderError(Exception):
@@ -55,14 +68,16 @@ class RunLock:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "lock"
-        self._file = open(self.path, "a+", encoding="utf-8")
+        self._file = open(self.path, "a+", encoding="utf-8")  # noqa: SIM115 (open as long as the lock is held)
         try:
             _lock(self._file)
         except OSError:
             self._file.seek(0)
             holder = self._file.read().strip() or "unknown"
             self._file.close()
-            raise RunFolderError(f"{folder} is in use by another process ({holder}). Wait for its end or stop it, then try again.") from None
+            raise RunFolderError(
+                f"{folder} is in use by another process ({holder}). Wait for its end or stop it, then try again."
+            ) from None
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
         self._file.flush()
@@ -142,7 +157,11 @@ def write_json(path: Path, value: Any) -> None:
 
 def versions() -> dict[str, str]:
     """Python, the machine and the installed versions of what decides a result."""
-    found = {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}", "cpus": str(os.cpu_count())}
+    found = {
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "cpus": str(os.cpu_count()),
+    }
     for package in PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
@@ -152,7 +171,7 @@ def versions() -> dict[str, str]:
 
 
 def git_commit(source: Path) -> str | None:
-    """The commit of the repository that tracks the file `source`, with "+changes" when the tree differs; None without git or repository."""
+    """The commit of the repository that tracks `source`, with "+changes" when the tree differs; None without one."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(source.parent), *words]

@@ -13,8 +13,9 @@ PACKAGE = "mmattn"
 def token_losses(labels: Any, logits: Any, label_smoothing: float = 0.0) -> Any:
     """Cross-entropy of each token, in float32 whatever the dtype of `logits`.
 
-    With smoothing e the target distribution is 1 - e on the label plus e / V on every word (Szegedy et al. 2016, section 7; Vaswani et al.
-    2017, section 5.4). It is worked out from two numbers a token, the label's logit and the mean logit, so no one-hot array is built.
+    With smoothing e the target distribution is 1 - e on the label plus e / V on every word (Szegedy et al. 2016,
+    section 7; Vaswani et al. 2017, section 5.4). It is worked out from two numbers a token, the label's logit and the
+    mean logit, so no one-hot array is built.
 
     Args:
         labels: int (B, T), values in [0, V).
@@ -41,8 +42,8 @@ def token_losses(labels: Any, logits: Any, label_smoothing: float = 0.0) -> Any:
 class MaskedCrossEntropy(keras.losses.Loss):
     """Label-smoothed cross-entropy from logits with whole-number labels; the mean is over the real tokens.
 
-    Padding a batch further does not change it: the sum is divided by the sum of the weights, not by B * T. All of it is float32, also when the
-    model computes in float16 or bfloat16.
+    Padding a batch further does not change it: the sum is divided by the sum of the weights, not by B * T. All of it is
+    float32, also when the model computes in float16 or bfloat16.
 
     Call arguments:
         y_true: int (B, T).
@@ -61,7 +62,9 @@ class MaskedCrossEntropy(keras.losses.Loss):
 
     def __init__(self, label_smoothing: float = 0.0, name: str = "masked_cross_entropy", **kwargs: Any) -> None:
         if not 0.0 <= label_smoothing < 1.0:
-            raise ValueError(f"label_smoothing={label_smoothing} is not in [0, 1). The usual value is 0.1; 0 turns it off.")
+            raise ValueError(
+                f"label_smoothing={label_smoothing} is not in [0, 1). The usual value is 0.1; 0 turns it off."
+            )
         kwargs.setdefault("reduction", "mean_with_sample_weight")
         kwargs.setdefault("dtype", "float32")
         super().__init__(name=name, **kwargs)
@@ -78,7 +81,8 @@ class MaskedCrossEntropy(keras.losses.Loss):
 class _TokenMean(keras.metrics.Metric):
     """The mean of a number a token, each real token counted once.
 
-    keras.metrics.Mean first averages over a row, padding included, so that its result depends on how far the batches are padded.
+    keras.metrics.Mean first averages over a row, padding included, so that its result depends on how far a batch is
+    padded.
     """
 
     def __init__(self, name: str, dtype: Any = "float32") -> None:

@@ -37,7 +37,7 @@ class Runtime:
 
     @contextmanager
     def applied(self, seed: int) -> Iterator[None]:
-        """Sets all of it, and the seeds of Python, NumPy and the backend; the dtype policy from before comes back at the end."""
+        """Sets all of it, and the seeds of Python, NumPy and the backend; the dtype policy comes back at the end."""
         before = keras.config.dtype_policy()
         backend.set_threads(self.threads)
         if self.deterministic:

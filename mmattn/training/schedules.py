@@ -15,7 +15,8 @@ DECAYS = ("cosine", "inverse_sqrt", "constant")
 class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
     """Rises in a straight line to `peak` over `warmup_steps`, then decays.
 
-    - `cosine`: half a cosine from `peak` to `final_fraction * peak` at `total_steps`, and stays there (Loshchilov and Hutter 2017).
+    - `cosine`: half a cosine from `peak` to `final_fraction * peak` at `total_steps`, where it stays (Loshchilov and
+      Hutter 2017).
     - `inverse_sqrt`: peak * sqrt(warmup_steps / step), as in Vaswani et al. 2017, section 5.3.
     - `constant`: stays at `peak`.
 
@@ -51,7 +52,9 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         if not 0 <= final_fraction <= 1:
             raise ValueError(f"final_fraction={final_fraction} must be in [0, 1].")
         if decay == "cosine" and (total_steps is None or total_steps <= warmup_steps):
-            raise ValueError(f"decay='cosine' needs total_steps > warmup_steps={warmup_steps}; total_steps is {total_steps}.")
+            raise ValueError(
+                f"decay='cosine' needs total_steps > warmup_steps={warmup_steps}; total_steps is {total_steps}."
+            )
         self.peak = peak
         self.warmup_steps = warmup_steps
         self.total_steps = total_steps
@@ -84,7 +87,7 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def noam_peak(hidden_dim: int, warmup_steps: int) -> float:
-    """The paper's peak learning rate: hidden_dim^-0.5 * warmup_steps^-0.5 (Vaswani et al. 2017, equation 3, at its maximum).
+    """The paper's peak: hidden_dim^-0.5 * warmup_steps^-0.5 (Vaswani et al. 2017, equation 3, at its maximum).
 
     >>> round(noam_peak(512, 4000), 6)
     0.000699

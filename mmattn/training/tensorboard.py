@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard, from the same entries that go into metrics.jsonl. Needs the extra `tensorboard`, not TensorFlow."""
+"""Scalars for TensorBoard, from the entries that go into metrics.jsonl. Needs the extra `tensorboard`."""
 
 from __future__ import annotations
 

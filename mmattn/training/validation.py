@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mmattn.metrics import caption_scores, normalize_caption
+from mmattn.training.callbacks import listed
 
 Examples = Callable[[], Iterable[tuple[dict[str, Any], Sequence[Mapping[str, Any]]]]]
 Describe = Callable[..., Sequence[Any]]  # (inputs, **options) -> an object with text and confidence for each row
@@ -49,9 +50,13 @@ class ValidationOptions:
         if self.method not in ("greedy", "beam"):
             raise ValueError(f"method={self.method!r} is unknown. Known: greedy, beam.")
         if not 0 <= self.min_length < self.max_length:
-            raise ValueError(f"min_length={self.min_length} must be 0 or more and less than max_length={self.max_length}.")
+            raise ValueError(
+                f"min_length={self.min_length} must be 0 or more and less than max_length={self.max_length}."
+            )
         if self.num_beams < 1 or self.no_repeat_ngram < 0:
-            raise ValueError(f"num_beams={self.num_beams} must be at least 1, no_repeat_ngram={self.no_repeat_ngram} at least 0.")
+            raise ValueError(
+                f"num_beams={self.num_beams} must be at least 1, no_repeat_ngram={self.no_repeat_ngram} at least 0."
+            )
         if self.pictures is not None and self.pictures < 1:
             raise ValueError(f"pictures={self.pictures} must be at least 1, or null for all.")
 
@@ -70,7 +75,7 @@ class FinalOptions:
         pictures: how many validation pictures to try them on; None for all.
         shuffled: also score the test captions with the photos shuffled, to see that they depend on the photos.
         weights_dtype: how the bundle stores its weights: "float16", "float32" or "int8".
-        low_confidence_share: the share of the validation captions that the bundle's threshold marks as of low confidence.
+        low_confidence_share: of the validation captions, the share that the bundle's threshold marks.
     """
 
     num_beams: Sequence[int] = (1, 3, 5)
@@ -78,7 +83,7 @@ class FinalOptions:
     pictures: int | None = None
     shuffled: bool = True
     weights_dtype: str = "float16"
-    low_confidence_share: float = 0.05
+    low_confidence_share: float = 0.1
 
     def __post_init__(self) -> None:
         if not self.num_beams or min(self.num_beams) < 1:
@@ -104,7 +109,9 @@ class FinalOptions:
         return tried + [{"method": "beam", "num_beams": n, "length_penalty": float(a)} for n, a in pairs]
 
 
-def describe_pictures(describe: Describe, examples: Examples, options: Mapping[str, Any], most: int | None = None) -> list[Prediction]:
+def describe_pictures(
+    describe: Describe, examples: Examples, options: Mapping[str, Any], most: int | None = None
+) -> list[Prediction]:
     """Generates one caption for each picture.
 
     Args:
@@ -116,7 +123,9 @@ def describe_pictures(describe: Describe, examples: Examples, options: Mapping[s
     predictions: list[Prediction] = []
     for inputs, records in examples():
         for made, record in zip(describe(inputs, **options), records, strict=True):
-            predictions.append(Prediction(str(record["id"]), made.text, list(record["captions"]), float(made.confidence)))
+            predictions.append(
+                Prediction(str(record["id"]), made.text, list(record["captions"]), float(made.confidence))
+            )
         if most is not None and len(predictions) >= most:
             return predictions[:most]
     return predictions
@@ -178,7 +187,8 @@ def choose_decoding(
         predictions = describe_pictures(describe, examples, together, options.pictures)
         scores = score(predictions)
         tried.append({"options": candidate, "scores": scores})
-        say(f"  {' '.join(str(v) for v in candidate.values())}: {monitor} {scores[monitor]:.4g}  bleu4 {scores['bleu4']:.4g}")
+        shown = listed({name: scores[name] for name in dict.fromkeys((monitor, "bleu4", "cider_d"))})
+        say(f"  {' '.join(str(v) for v in candidate.values())}: {shown}")
         if best is None or scores[monitor] > best_score:
             best, best_score = Choice(together, predictions, tried), scores[monitor]
     assert best is not None

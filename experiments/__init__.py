@@ -1,0 +1,1 @@
+"""Thin scripts: a configuration becomes objects, objects become a run."""

@@ -1,0 +1,42 @@
+"""The rules that sizes, shares and heads keep, and the words in which a broken one is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def check_positive(**sizes: Any) -> None:
+    """Refuses whatever is not a whole number of 1 or more; None stands for "not given" and passes.
+
+    >>> check_positive(hidden_dim=8, num_layers=0)
+    Traceback (most recent call last):
+    ValueError: num_layers is a positive whole number. Received num_layers=0.
+    """
+    for name, size in sizes.items():
+        if size is not None and (not isinstance(size, int) or size < 1):
+            raise ValueError(f"{name} is a positive whole number. Received {name}={size!r}.")
+
+
+def check_shares(**shares: Any) -> None:
+    """Refuses whatever is not a share that can be dropped.
+
+    >>> check_shares(dropout=1.0)
+    Traceback (most recent call last):
+    ValueError: dropout is a share in [0, 1). Received dropout=1.0.
+    """
+    for name, share in shares.items():
+        if not 0.0 <= share < 1.0:
+            raise ValueError(f"{name} is a share in [0, 1). Received {name}={share!r}.")
+
+
+def check_heads(num_heads: int, width: int, name: str = "hidden_dim", hint: str = "") -> None:
+    """Refuses heads that do not divide the width, and names those that do.
+
+    >>> check_heads(5, 12)
+    Traceback (most recent call last):
+    ValueError: num_heads=5 does not divide hidden_dim=12. Heads that fit: 1, 2, 3, 4, 6, 12.
+    """
+    check_positive(num_heads=num_heads)
+    if width % num_heads:
+        fits = ", ".join(str(n) for n in range(1, width + 1) if width % n == 0)
+        raise ValueError(f"num_heads={num_heads} does not divide {name}={width}. Heads that fit: {fits}.{hint}")

@@ -94,10 +94,10 @@ def test_saved_and_loaded_it_gives_the_same(options, tmp_path):
 
 
 def test_the_configuration_keeps_the_precision_and_what_is_frozen():
-    model = make("float64")
+    model = make("mixed_bfloat16")
     model.trainable = False
     twin = EncoderDecoder.from_config(model.get_config())
-    assert twin.dtype_policy.name == "float64" and not twin.trainable and not twin.trainable_weights
+    assert twin.dtype_policy.name == "mixed_bfloat16" and not twin.trainable and not twin.trainable_weights
 
 
 def test_no_two_dropouts_drop_the_same_places():

@@ -20,7 +20,7 @@ from mmattn.preprocess.text import Tokenizer
 from mmattn.training import tensorboard
 from mmattn.training.callbacks import StopSignals, listed
 from mmattn.training.describe import Describer
-from mmattn.training.fit import TrainingLoop
+from mmattn.training.fit import TrainingError, TrainingLoop
 from mmattn.training.folder import JsonLines, write_json
 from mmattn.training.losses import Perplexity, TokenAccuracy
 from mmattn.training.subset import First
@@ -83,6 +83,12 @@ class CaptionRun:
     def train(self) -> None:
         """Trains or continues; then the model holds the best weights."""
         train, options = self.batches["train"], self.parts["fit"]
+        try:
+            next(
+                train.iterate()
+            )  # here, where it is still our own error, and not TensorFlow's from inside its pipeline
+        except ValueError as error:
+            raise TrainingError(str(error)) from error
         steps = options.steps_per_epoch or train.steps_per_epoch
         self._compile(steps * options.epochs)
         loop = TrainingLoop(self.model, train, steps, options, self.folder, self._validate, self.signals, self.say)

@@ -293,6 +293,20 @@ def test_flickr8k_run_with_a_broken_photo_skips_it_lists_it_and_ends(flickr, tmp
     assert Path(folder / "bundle" / "bundle.json").is_file()
 
 
+def test_a_run_without_any_readable_photo_ends_in_words(tmp_path, capsys):
+    (tmp_path / "images").mkdir()
+    lines = []
+    for number in range(3):
+        (tmp_path / "images" / f"{number}.jpg").write_bytes(b"no photo")
+        split = ("train", "valid", "test")[number]
+        captions = ["a dog on the grass", "a brown dog runs"]
+        lines += [json.dumps({"image": f"{number}.jpg", "captions": captions, "split": split})]
+    (tmp_path / "captions.jsonl").write_text("\n".join(lines))
+    data = ["data=jsonl", f"data.path={tmp_path / 'captions.jsonl'}"]
+    assert train.main([*QUICK, *data, f"run.root={tmp_path / 'runs'}"]) == 1
+    assert "None of the source's 1 images can be read" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_same_seed_gives_the_same_weights_and_another_seed_gives_others(tmp_path):
     weights = {}

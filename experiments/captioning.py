@@ -84,9 +84,7 @@ class CaptionRun:
         """Trains or continues; then the model holds the best weights."""
         train, options = self.batches["train"], self.parts["fit"]
         try:
-            next(
-                train.iterate()
-            )  # here, where it is still our own error, and not TensorFlow's from inside its pipeline
+            next(train.iterate())  # an unreadable source is our own error here, and TensorFlow's inside fit
         except ValueError as error:
             raise TrainingError(str(error)) from error
         steps = options.steps_per_epoch or train.steps_per_epoch

@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from mmattn.bundle import Bundle, save_bundle
+from mmattn.bundle import Bundle, save_bundle, update_bundle
 from mmattn.encoders.features import FeatureCacheError
 from mmattn.inference import Captioner
 from mmattn.preprocess.image import ImageReadError
@@ -102,16 +102,17 @@ class CaptionRun:
         choice = choose_decoding(
             self.describe, self.batches["valid"].examples, fixed, final, self.parts["fit"].monitor, self.say
         )
-        bundle = self._save_bundle(choice, {})
+        bundle = self._save_bundle(choice)
         self.say(f"Test split, by the bundle, with {listed(choice.options)}.")
         describe = Describer(bundle.model, bundle.tokenizer)
         predictions = describe_pictures(describe, self._pixels("test").examples, choice.options)
+        tested = score(predictions)
         results = {
             "generation": bundle.generation,
             "valid": score(choice.predictions),
             "tried": choice.tried,
             "test_pictures": len(predictions),
-            "test": score(predictions),
+            "test": tested,
         }
         if final.shuffled:
             results["test_shuffled"] = score_shuffled(predictions)
@@ -120,7 +121,8 @@ class CaptionRun:
             results["attention"] = looked
         lines = JsonLines(self.folder / "test_captions.jsonl")
         lines.write([dataclasses.asdict(p) for p in predictions])
-        self._save_bundle(choice, {"test": results["test"]})
+        shown = {name: round(value, 4) for name, value in tested.items()}
+        update_bundle(bundle.folder, card={"scores": {"test": shown}})
         write_json(self.folder / "results.json", results)
         return results
 
@@ -197,11 +199,9 @@ class CaptionRun:
         made = describe_pictures(self.describe, batches.examples, options.decoding(), options.pictures)
         return score(made)
 
-    def _save_bundle(self, choice: Choice, scores: dict[str, Any]) -> Bundle:
+    def _save_bundle(self, choice: Choice) -> Bundle:
         threshold = confidence_threshold(choice.predictions, self.parts["final"].low_confidence_share)
         card = {**self.config["card"], "command": f"mmattn train (see {self.folder.name}/config.yaml)"}
-        if scores:
-            card["scores"] = {split: {k: round(v, 4) for k, v in found.items()} for split, found in scores.items()}
         return save_bundle(
             self.folder / "bundle",
             self.model,

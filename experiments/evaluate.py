@@ -86,7 +86,7 @@ def evaluate(config: dict[str, Any]) -> int:
     bundle = load_bundle(find_bundle(config["bundle"]))
     try:
         settings = check_generation({**bundle.generation, **config["generation"]})
-    except BundleError as error:
+    except ValueError as error:  # BundleError is one
         raise ConfigProblem([str(error)]) from error
     source = instantiate({"data": {config["split"]: config["data"][config["split"]]}})["data"][config["split"]]
     if config["limit"] is not None:

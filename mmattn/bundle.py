@@ -14,9 +14,10 @@ read and nothing is downloaded. The fingerprints find damage and mix-ups; they d
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ from mmattn import safe_config, weights
 from mmattn.bundle_files import (
     FORMAT,
     FORMAT_VERSION,
-    GENERATION,
     INFO,
     KIND,
     SPECIAL_IDS,
@@ -43,7 +43,7 @@ from mmattn.bundle_files import (
     replaceable,
     write_folder,
 )
-from mmattn.bundle_model import assign, build_model, copy_weights, log_probs_of_probe, make_reader
+from mmattn.bundle_model import assign, build_model, copy_weights, generation_of, log_probs_of_probe, make_reader
 from mmattn.card import card_text, description
 from mmattn.preprocess.image import ImageReader
 from mmattn.preprocess.text import Tokenizer
@@ -106,10 +106,11 @@ def save_bundle(
     The model runs in float32 wherever the bundle is loaded, also when it was trained in mixed precision.
 
     Args:
-        folder: where. An existing bundle there is replaced as a whole; any other folder that isn't empty is refused.
+        folder: where. An existing bundle there is replaced as a whole; any other folder that isn't empty is refused,
+            also a bundle to which other files were added.
         model: a built `mmattn.model.EncoderDecoder` whose encoder reads "pixels".
-        generation: defaults for decoding; what is left out is taken from `GENERATION`. "low_confidence" is the
-            confidence below which a caption is marked.
+        generation: defaults for decoding; what is left out is taken from `mmattn.bundle_files.GENERATION`.
+            "low_confidence" is the confidence below which a caption is marked.
         card: plain data for the model card: title, summary, data, terms, scores (a dict), command, limits (a list).
         weights_dtype: "float16", "float32" or "int8". What it costs is measured and noted in bundle.json ("weights").
         extra_files: further files by name, such as LICENSE and NOTICE: their text or bytes.
@@ -124,6 +125,8 @@ def save_bundle(
     target = replaceable(folder)
     extra = as_bytes(extra_files)
     weights.check_dtype(weights_dtype)
+    with _said_of():
+        settings = generation_of(model, generation)
     config = safe_config.clean(keras.saving.serialize_keras_object(model))
     info: dict[str, Any] = {
         "format": FORMAT,
@@ -135,7 +138,7 @@ def save_bundle(
         "reader": reader.get_config(),
         "tokenizer": {"vocabulary_size": tokenizer.vocabulary_size},
         "special_ids": SPECIAL_IDS,
-        "generation": _generation(GENERATION, generation),
+        "generation": settings,
         "card": plain(dict(card or {})),
     }
     fresh = build_model(info, custom_objects)
@@ -182,7 +185,8 @@ def update_bundle(
         BundleError: as `load_bundle`.
     """
     info, files = read_folder(Path(folder))
-    info["generation"] = _generation(info["generation"], generation)
+    with _said_of():
+        info["generation"] = check_generation({**info["generation"], **(generation or {})})
     info["card"] = {**info["card"], **plain(dict(card or {}))}
     write_folder(replaceable(folder), info, files | as_bytes(extra_files))
 
@@ -218,7 +222,9 @@ def load_bundle(
         assign(model, arrays)
     except weights.WeightsError as error:
         raise BundleError(f"{WEIGHTS}: {error}") from error
-    bundle = Bundle(model, tokenizer, make_reader(info), dict(info["generation"]), info, Path(folder))
+    with _said_of(f"{INFO}: "):
+        generation = generation_of(model, info["generation"])
+    bundle = Bundle(model, tokenizer, make_reader(info), generation, info, Path(folder))
     if check:
         bundle.check()
     return bundle
@@ -231,6 +237,7 @@ def describe(folder: str | os.PathLike[str]) -> str:
         BundleError: a file is missing, changed or damaged, or the format is newer than this version.
     """
     info, files = read_folder(Path(folder))
+    make_reader(info)
     return description(
         info, {INFO: (Path(folder) / INFO).stat().st_size} | {name: len(data) for name, data in files.items()}
     )
@@ -248,7 +255,7 @@ def find_bundle(name_or_folder: str | os.PathLike[str] | None = None) -> Path:
             return shipped.get("default", next(iter(shipped.values())))
         raise BundleError("No bundle is shipped with this installation: give the folder of one")
     path = Path(name_or_folder)
-    if path.is_dir():
+    if os.path.isdir(path):  # not Path.is_dir, which raises for a name that is too long
         return path
     if str(name_or_folder) in shipped:
         return shipped[str(name_or_folder)]
@@ -258,8 +265,10 @@ def find_bundle(name_or_folder: str | os.PathLike[str] | None = None) -> Path:
     )
 
 
-def _generation(defaults: Mapping[str, Any], changes: Mapping[str, Any] | None) -> dict[str, Any]:
+@contextlib.contextmanager
+def _said_of(file: str = "") -> Iterator[None]:
+    """Makes settings that do not fit a `BundleError`."""
     try:
-        return check_generation({**defaults, **(changes or {})})
+        yield
     except ValueError as error:
-        raise BundleError(str(error)) from error
+        raise BundleError(f"{file}{error}") from error

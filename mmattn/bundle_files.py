@@ -37,7 +37,7 @@ _RANGES = {
     "no_repeat_ngram": (0, 64),
     "low_confidence": (0.0, 1.0),
 }
-_MOST_BYTES, _MOST_INFO_BYTES = 16 * 2**30, 16 * 2**20
+_MOST_BYTES, _MOST_INFO_BYTES, _MOST_LEVELS = 16 * 2**30, 16 * 2**20, 200
 
 
 class BundleError(ValueError):
@@ -62,13 +62,14 @@ def check_generation(settings: Mapping[str, Any]) -> dict[str, Any]:
             isinstance(value, int | float) and not isinstance(value, bool) and (kind is float or isinstance(value, int))
         )
         if not fits or not low <= value <= high:
-            raise ValueError(f"generation.{name}={value!r} must be a {kind.__name__} from {low} to {high}")
+            what = "whole number" if kind is int else "number"
+            raise ValueError(f"generation.{name}={value!r} must be a {what} from {low} to {high}")
     return dict(settings)
 
 
 def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     """bundle.json and the bytes of all files it lists, each compared with its fingerprint."""
-    if not (folder / INFO).exists():
+    if not os.path.exists(folder / INFO):
         raise BundleError(f"{INFO}: missing. {os.fspath(folder)!r} is not an mmattn bundle")
     info = _parse(_file_bytes(folder, INFO, _MOST_INFO_BYTES))
     files = {}
@@ -113,6 +114,7 @@ def _parse(data: bytes) -> dict[str, Any]:
         raise BundleError(f"{INFO}: damaged ({error})") from error
     if not isinstance(info, dict) or info.get("format") != FORMAT:
         raise BundleError(f"{INFO}: not an mmattn bundle (no format {FORMAT!r})")
+    _check_depth(info)
     version = info.get("format_version")
     if type(version) is not int or version > FORMAT_VERSION:
         raise BundleError(
@@ -123,6 +125,17 @@ def _parse(data: bytes) -> dict[str, Any]:
         raise BundleError(f"{INFO}: changed or damaged. Its content does not fit its digest")
     _check_entries(info)
     return info
+
+
+def _check_depth(value: Any) -> None:
+    """So that nothing that walks through it later meets Python's limit."""
+    level = [value]
+    for _ in range(_MOST_LEVELS):
+        nested = [node for node in level if isinstance(node, dict | list)]
+        if not nested:
+            return
+        level = [item for node in nested for item in (node.values() if isinstance(node, dict) else node)]
+    raise BundleError(f"{INFO}: nested deeper than {_MOST_LEVELS} levels")
 
 
 def _check_entries(info: Mapping[str, Any]) -> None:
@@ -142,6 +155,14 @@ def _check_entries(info: Mapping[str, Any]) -> None:
         raise BundleError(f"{INFO}: {error}") from error
     if type(info["tokenizer"].get("vocabulary_size")) is not int:
         raise BundleError(f"{INFO}: tokenizer.vocabulary_size is missing")
+    numbers = {key: info["weights"].get(key) for key in ("parameters", "relative_error", "log_prob_error")}
+    if bad := [key for key, value in numbers.items() if type(value) not in (int, float)]:
+        raise BundleError(f"{INFO}: weights.{bad[0]} is missing or no number")
+    texts = {key: info.get(key) for key in ("mmattn_version", "keras_version")} | {
+        "weights.dtype": info["weights"].get("dtype")
+    }
+    if bad := [key for key, value in texts.items() if not isinstance(value, str)]:
+        raise BundleError(f"{INFO}: {bad[0]} is missing or no text")
     arrays = info["weights"].get("arrays")
     if not isinstance(arrays, dict) or not all(isinstance(entry, dict) for entry in arrays.values()):
         raise BundleError(f"{INFO}: weights.arrays is missing or no table of arrays")
@@ -165,7 +186,7 @@ def _check_probe(check: Mapping[str, Any], vocabulary_size: int) -> None:
             and 0 <= ids.min() <= ids.max() < vocabulary_size
         )
         fits = fits and ids.shape[0] == 6 and np.isfinite(log_probs).all() and 0 < check["tolerance"] < 1
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         fits = False
     if not fits:
         raise BundleError(f"{INFO}: check must be ids, log_probs and tolerance of the probe")
@@ -216,10 +237,19 @@ def write_folder(target: Path, info: dict[str, Any], files: dict[str, bytes]) ->
 
 def replaceable(folder: str | os.PathLike[str]) -> Path:
     target = Path(os.path.realpath(folder))
-    if target.exists() and not (target / INFO).is_file() and (not target.is_dir() or any(target.iterdir())):
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return target
+    try:
+        info = json.loads((target / INFO).read_bytes())
+        listed = {INFO, *info["files"]} if info["format"] == FORMAT else None
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        listed = None
+    if listed is None:
         raise BundleError(
             f"{os.fspath(folder)!r} exists and is not a bundle: it will not be replaced. Give a new folder"
         )
+    if others := sorted(path.name for path in target.iterdir() if path.name not in listed and path.name[0] != "."):
+        raise BundleError(f"{os.fspath(folder)!r} holds {others[0]!r} beside a bundle: it will not be replaced")
     return target
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +12,7 @@ import keras
 import numpy as np
 
 from mmattn import safe_config, weights
-from mmattn.bundle_files import INFO, SPECIAL_IDS, BundleError
+from mmattn.bundle_files import GENERATION, INFO, SPECIAL_IDS, BundleError, check_generation
 from mmattn.preprocess.image import ImageReader
 
 
@@ -35,6 +36,28 @@ def build_model(info: Mapping[str, Any], custom_objects: Mapping[str, Any] | Non
             f"{INFO}: two variables share a path: {', '.join(twice[:5])}. Give the model's layers names of their own"
         )
     return model
+
+
+def longest(model: Any) -> float | None:
+    """The most tokens that the model's decoder can make; infinity for one without a limit, None if it doesn't say."""
+    decoder: Any = getattr(model, "decoder", None)
+    if not hasattr(decoder, "max_length"):
+        return None
+    return math.inf if decoder.max_length is None else decoder.max_length
+
+
+def generation_of(model: Any, changes: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The defaults for decoding with a model: `GENERATION` with changes.
+
+    Raises:
+        ValueError: names the setting and what would fit.
+    """
+    most = longest(model) or math.inf
+    defaults = GENERATION | {"max_length": int(min(GENERATION["max_length"], most))}
+    settings = check_generation({**defaults, **(changes or {})})
+    if settings["max_length"] > most:
+        raise ValueError(f"generation.max_length={settings['max_length']} exceeds the model's longest sequence, {most}")
+    return settings
 
 
 def _register_own_classes() -> None:

@@ -72,10 +72,10 @@ def description(info: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
     if "scores" in card:
         rows.append(("scores", _inline(card["scores"])))
     limits = card.get("limits", [])
-    rows += [("limits", str(limit)) for limit in ([limits] if isinstance(limits, str) else limits)]
+    rows += [("limits", str(limit)) for limit in (limits if isinstance(limits, list) else [limits])]
     rows += [("file", f"{name}  {size:,} bytes, fingerprint right") for name, size in sizes.items()]
     rows.append(("total", f"{sum(sizes.values()) / 1e6:.1f} MB"))
-    return "\n".join(f"{name:<11} {value}" for name, value in rows)
+    return "\n".join(f"{name:<11} {' '.join(str(value).split())}" for name, value in rows)
 
 
 def _usage() -> str:

@@ -18,7 +18,8 @@ import numpy as np
 from PIL import Image
 
 from mmattn.bundle import find_bundle, load_bundle
-from mmattn.bundle_files import GENERATION, check_generation
+from mmattn.bundle_files import check_generation
+from mmattn.bundle_model import generation_of, longest
 from mmattn.decoding import Generated, Generator
 from mmattn.pictures import attention_sheet
 from mmattn.preprocess.image import ImageReader, ImageReadError
@@ -80,7 +81,11 @@ class Captioner:
         model: an `mmattn.model.EncoderDecoder` (or what has its `start`, `step` and `attention`).
         tokenizer: its tokenizer.
         reader: reads a photo as the model was trained on.
-        generation: defaults for decoding, see `mmattn.bundle.GENERATION`; what is left out is taken from there.
+        generation: defaults for decoding; what is left out is taken from `mmattn.bundle_files.GENERATION`, with a
+            max_length that the model can make.
+
+    Raises:
+        ValueError: a default that isn't known or doesn't fit.
 
     >>> import keras, numpy as np
     >>> from mmattn.decoders import TransformerDecoder
@@ -104,7 +109,7 @@ class Captioner:
         self.model = model
         self.tokenizer = tokenizer
         self.reader = reader
-        self.generation = check_generation({**GENERATION, **(generation or {})})
+        self.generation = generation_of(model, generation)
         if not getattr(model, "built", True):
             model.build({"pixels": (None, *reader.size, 3), "target_ids": (None, None)})
         self.generator = Generator(
@@ -114,7 +119,7 @@ class Captioner:
             eos_id=tokenizer.eos_id,
             pad_id=tokenizer.pad_id,
             unk_id=tokenizer.unk_id,
-            max_positions=getattr(getattr(model, "decoder", None), "max_length", None),
+            max_positions=longest(model),
         )
 
     @classmethod
@@ -149,7 +154,11 @@ class Captioner:
             batch_size: photos in memory at once.
             on_error: "raise" stops at the first photo that can't be read; "return" puts its ImageReadError there.
             progress: called as progress(done, total) after each batch.
-            compiled: see `mmattn.decoding.Generator`.
+            compiled: True compiles the whole loop: seconds once, then the fastest, for many photos and servers. "step"
+                compiles no loop, only one step as a plain graph: a first caption soonest. False runs operation by
+                operation, for a debugger. "auto" takes "step" for the first photos and True from where that pays. All
+                give the same captions. JAX always compiles the loop for "auto"; torch compiles nothing. See
+                `mmattn.decoding.Generator`.
             settings: other values than the defaults in `generation`: method, num_beams, length_penalty, max_length,
                 min_length, no_repeat_ngram, low_confidence.
 
@@ -226,7 +235,7 @@ class Captioner:
         found = self.attention(image, caption)
         sheet = attention_sheet(self.reader.photo(image), found.caption.text, found.words, found.weights, found.box)
         path = Path(path)
-        part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+        part = path.with_name(f".{secrets.token_hex(8)}.part")  # no longer than the name itself may be
         try:
             with open(part, "wb") as file:
                 sheet.save(file, "PNG")
@@ -248,7 +257,10 @@ class Captioner:
         beams = chosen["num_beams"] if chosen["method"] == "beam" else 1
         if nbest > beams:
             raise ValueError(f"nbest={nbest} captions need at least as many beams; there are {beams}")
-        chosen["min_length"] = min(chosen["min_length"], chosen["max_length"] - 1)
+        if beams > self.tokenizer.vocabulary_size:
+            raise ValueError(f"num_beams={beams} exceeds the {self.tokenizer.vocabulary_size} tokens of the vocabulary")
+        if "min_length" not in settings:
+            chosen["min_length"] = min(chosen["min_length"], chosen["max_length"] - 1)
         return chosen
 
     def _read(self, photo: Any, on_error: str) -> np.ndarray | ImageReadError:

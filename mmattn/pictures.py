@@ -12,12 +12,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageDraw, ImageFont
+
+from mmattn.preprocess.image import ImageReader
 
 Box = tuple[float, float, float, float]
 
 _PAPER, _INK, _SOFT = (255, 255, 255), (24, 24, 28), (112, 112, 120)
-_GAP = 16
+_GAP, _LEAST = 16, 90  # between tiles; the least width of one
 # A dark-to-bright ramp whose lightness rises evenly, so that it also reads in grey and to colour-blind eyes.
 _RAMP = np.array(
     [(10, 8, 38), (62, 15, 110), (130, 28, 118), (196, 52, 84), (238, 104, 38), (252, 172, 40), (250, 250, 170)],
@@ -48,8 +50,8 @@ def attention_sheet(
     """The photo with its caption, and for each word the photo under a heat map of where the decoder looked.
 
     A heat map lies on the photo as the model saw it: squashed, padded or cropped. What the model did not see is dark;
-        the brightest
-    spot of each map is its own largest weight, whose share of the word's attention is printed beside the word.
+    the brightest spot of each map is its own largest weight, whose share of the word's attention is printed beside the
+    word.
 
     Args:
         photo: upright RGB photo.
@@ -119,29 +121,22 @@ def caption_sheet(
 
     Raises:
         ValueError: no rows.
+        ImageReadError: a photo that can't be read.
 
     >>> caption_sheet([(Image.new("RGB", (60, 90)), "a grey wall", "0.71")], columns=2, width=400).width
     400
     """
+    read = ImageReader((1, 1))
     side = (width - _GAP) // columns - _GAP
     tiles = []
     for photo, caption, note in rows:
-        fitted = _fitted(_opened(photo), (side, side))
+        fitted = _fitted(read.photo(photo), (side, side))
         framed = Image.new("RGB", (side, max(fitted.height, side * 2 // 3)), (240, 240, 242))
         framed.paste(fitted, ((side - fitted.width) // 2, (framed.height - fitted.height) // 2))
         tiles.append(_tile(framed, caption, note))
     if not tiles:
         raise ValueError("a contact sheet needs at least one photo, and there is none")
     return _page(title, tiles, columns, width)
-
-
-def _opened(photo: Any) -> Image.Image:
-    if isinstance(photo, np.ndarray):
-        return Image.fromarray(photo).convert("RGB")
-    if isinstance(photo, Image.Image):
-        return ImageOps.exif_transpose(photo).convert("RGB")
-    with Image.open(photo) as opened:
-        return ImageOps.exif_transpose(opened).convert("RGB")
 
 
 def _cell(size: tuple[int, int], width: int) -> tuple[int, tuple[int, int]]:
@@ -170,15 +165,16 @@ def _ramp(heat: np.ndarray) -> np.ndarray:
 
 def _tile(picture: Image.Image, text: str, note: str, soft: bool = False) -> Image.Image:
     """A picture with a text under it, and a smaller grey note beside the text, or below it where there is no room."""
-    lines = _wrapped(text, 20, picture.width)
-    room = picture.width - _length(lines[0], 20) - _length(note, 14) - 12
+    width = max(picture.width, _LEAST)  # a very tall photo is too narrow for its words
+    lines = _wrapped(text, 20, width)
+    room = width - _length(lines[0], 20) - _length(note, 14) - 12
     beside = bool(note) and len(lines) == 1 and room >= 0
-    notes = _wrapped(note, 14, picture.width) if note and not beside else []
-    tile = Image.new("RGB", (picture.width, picture.height + 6 + 27 * len(lines) + 19 * len(notes)), _PAPER)
+    notes = _wrapped(note, 14, width) if note and not beside else []
+    tile = Image.new("RGB", (width, picture.height + 6 + 27 * len(lines) + 19 * len(notes)), _PAPER)
     tile.paste(picture, (0, 0))
     top = picture.height + 6
     if beside:
-        _write(tile, (picture.width - math.ceil(_length(note, 14)), top + 5), note, 14, _SOFT)
+        _write(tile, (width - math.ceil(_length(note, 14)), top + 5), note, 14, _SOFT)
     for line in lines:
         _write(tile, (0, top), line, 20, _SOFT if soft else _INK)
         top += 27

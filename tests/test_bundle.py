@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import io
 import json
 import marshal
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +24,7 @@ import pytest
 
 from mmattn import bundle, bundle_files, safe_config, weights
 from mmattn.bundle import BundleError, describe, find_bundle, load_bundle, save_bundle, update_bundle
+from mmattn.cli import main
 from mmattn.decoders import TransformerDecoder
 from mmattn.encoders.image import VisionTransformer
 from mmattn.model import EncoderDecoder
@@ -178,6 +181,18 @@ def test_check_passes_here_and_fails_for_another_model(saved: Path) -> None:
         loaded.check()
 
 
+def test_info_check_prints_the_difference_or_fails(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["info", str(saved)]) == 0
+    assert "\ncheck " not in capsys.readouterr().out
+    assert main(["info", str(saved), "--check"]) == 0
+    assert re.search(r"^check       log-probabilities within \S+ of those at its saving", capsys.readouterr().out, re.M)
+    other = forged(saved, tmp_path, lambda i: i["check"].update(log_probs=(np.ones((6, 8)) * -50).tolist()))
+    assert main(["info", str(other), "--check"]) == 1
+    assert "differ by" in capsys.readouterr().err
+
+
 def test_update_changes_settings_and_card_but_not_the_weights(saved: Path, tmp_path: Path) -> None:
     folder = copied(saved, tmp_path)
     before = (folder / "weights.npz").read_bytes()
@@ -256,6 +271,22 @@ def test_a_folder_that_is_no_bundle_is_never_replaced(model: EncoderDecoder, tmp
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
+def test_only_bundles_with_nothing_beside_them_are_replaced(model: EncoderDecoder, saved: Path, tmp_path: Path) -> None:
+    other = tmp_path / "web"  # other programs write a bundle.json too
+    other.mkdir()
+    (other / "bundle.json").write_text('{"entry": "main.js"}')
+    (other / "main.js").write_text("1")
+    with pytest.raises(BundleError, match="exists and is not a bundle"):
+        save_bundle(other, model, TOKENIZER, READER)
+    mixed = copied(saved, tmp_path)
+    (mixed / "my notes.txt").write_text("dear diary")
+    (mixed / ".DS_Store").write_text("")
+    for write in (lambda: save_bundle(mixed, model, TOKENIZER, READER), lambda: update_bundle(mixed, {"num_beams": 1})):
+        with pytest.raises(BundleError, match=r"holds 'my notes\.txt' beside a bundle"):
+            write()
+    assert (other / "main.js").exists() and (mixed / "my notes.txt").exists()
+
+
 def test_saving_refuses_what_could_not_be_loaded(model: EncoderDecoder, tmp_path: Path) -> None:
     broken = make_model()
     broken.weights[0].assign(broken.weights[0] * float("nan"))
@@ -264,7 +295,7 @@ def test_saving_refuses_what_could_not_be_loaded(model: EncoderDecoder, tmp_path
         (broken, TOKENIZER, {}, "NaN or infinity"),
         (model, other, {}, "the tokenizer has"),
         (model, TOKENIZER, {"weights_dtype": "int4"}, "Types that fit: float16, float32, int8"),
-        (model, TOKENIZER, {"generation": {"num_beams": 0}}, "num_beams=0 must be a int from 1 to 64"),
+        (model, TOKENIZER, {"generation": {"num_beams": 0}}, "num_beams=0 must be a whole number from 1 to 64"),
         (model, TOKENIZER, {"generation": {"beams": 3}}, "beams is not known"),
         (model, TOKENIZER, {"card": {"score": float("nan")}}, "plain data"),
         (model, TOKENIZER, {"extra_files": {"../LICENSE": "x"}}, "not a plain file name"),
@@ -371,6 +402,10 @@ def test_a_newer_format_is_refused_in_words(saved: Path, tmp_path: Path) -> None
         (lambda i: i["generation"].pop("max_length"), "generation: max_length is missing"),
         (lambda i: i["generation"].update(max_length=10**9), "generation.max_length=1000000000 must be"),
         (lambda i: i["generation"].update(length_penalty="1"), "generation.length_penalty='1' must be"),
+        (lambda i: i.pop("mmattn_version"), "mmattn_version is missing or no text"),
+        (lambda i: i["weights"].update(dtype=["float16"]), r"weights\.dtype is missing or no text"),
+        (lambda i: i["weights"].update(parameters="many"), r"weights\.parameters is missing or no number"),
+        (lambda i: i["check"].update(log_probs=[[10**400] * 8] * 6), "check must be"),
         (lambda i: i.update(kind="translator"), "kind='translator' is not known"),
         (lambda i: i.update(format="zip"), "not an mmattn bundle"),
         (lambda i: i.pop("reader"), "reader is missing"),
@@ -389,8 +424,39 @@ def test_a_newer_format_is_refused_in_words(saved: Path, tmp_path: Path) -> None
     ],
 )
 def test_each_wrong_entry_is_named(saved: Path, tmp_path: Path, edit: Any, message: str) -> None:
+    folder = forged(saved, tmp_path, edit)
     with pytest.raises(BundleError, match=message):
-        load_bundle(forged(saved, tmp_path, edit))
+        load_bundle(folder)
+    with contextlib.suppress(BundleError):  # it makes no model; but nothing else may come out of it
+        describe(folder)
+
+
+def test_a_description_is_one_line_an_entry_whatever_the_card_says(saved: Path, tmp_path: Path) -> None:
+    forgery = "Toy\nfile        LICENSE  1 bytes, fingerprint right"
+    lines = describe(forged(saved, tmp_path, lambda i: i["card"].update(title=forgery, limits=7))).split("\n")
+    assert sum(line.startswith("file ") for line in lines) == 4 + 1
+    assert "limits      7" in lines
+
+
+def test_a_nest_too_deep_for_python_is_refused(saved: Path, tmp_path: Path) -> None:
+    for depth in (250, sys.getrecursionlimit() - 60, sys.getrecursionlimit() - 20):
+        folder = copied(saved, tmp_path / str(depth))
+        info = json.loads((folder / "bundle.json").read_text())
+        info["card"] = "HERE"
+        text = json.dumps(info).replace('"HERE"', '{"scores": ' + '{"a": ' * depth + "1" + "}" * depth + "}")
+        (folder / "bundle.json").write_text(text)
+        with pytest.raises(BundleError, match=r"^bundle\.json: (nested deeper than 200 levels|damaged)"):
+            describe(folder)
+
+
+def test_defaults_never_ask_for_more_than_the_model_can_make(tmp_path: Path) -> None:
+    short = make_model(max_length=9)
+    assert save_bundle(tmp_path / "short", short, TOKENIZER, READER).generation["max_length"] == 9
+    with pytest.raises(BundleError, match=r"generation\.max_length=10 exceeds the model's longest sequence, 9"):
+        save_bundle(tmp_path / "long", short, TOKENIZER, READER, {"max_length": 10})
+    update_bundle(tmp_path / "short", {"max_length": 10})
+    with pytest.raises(BundleError, match=r"^bundle\.json: generation\.max_length=10 exceeds"):
+        load_bundle(tmp_path / "short")
 
 
 def test_json_that_is_no_json_is_refused(saved: Path, tmp_path: Path) -> None:
@@ -618,6 +684,23 @@ def test_paths_of_unnamed_layers_are_the_same_in_every_process() -> None:
 
 
 # Weights
+
+
+def test_scales_cannot_blow_an_array_up() -> None:
+    for shape in ((1, 2000), (3, 1), (1,), (2000, 1, 1)):
+        arrays = {"w": np.ones((2000, 1), "int8"), "w@scale": np.ones(shape, "float32")}
+        with pytest.raises(weights.WeightsError, match="do not fit its shape"):
+            weights.unpack(arrays)
+
+
+def test_a_header_that_no_parser_likes_is_refused() -> None:
+    for header in (b"(", b"{'descr': '<f4', 'fortran_order': False, 'shape': (", b"\xff" * 9, b"-" * 9000, b"(" * 9000):
+        raw = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(8)
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            archive.writestr("w.npy", raw)
+        with pytest.raises(weights.WeightsError):
+            weights.read_npz(buffer.getvalue(), {"w": {"shape": [2], "dtype": "float32"}})
 
 
 def test_int8_picks_the_axis_that_loses_least() -> None:

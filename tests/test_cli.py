@@ -138,6 +138,57 @@ def test_a_name_with_control_characters_stays_on_one_line(folder: Path, capsys: 
     assert capsys.readouterr().out == "a\\n\\tb.jpg\ta dog\n"
 
 
+def test_a_caption_and_a_reason_cannot_command_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put(folder, a="a \x1b[31mred\x9b2J\ndog")
+    assert main(["caption", "a.jpg"]) == 0
+    assert capsys.readouterr().out == "a.jpg\ta \\x1b[31mred\\x9b2J\\ndog\n"
+    assert main(["caption", "a.jpg", "--json"]) == 0
+    line = capsys.readouterr().out
+    assert line.rstrip("\n").isprintable() and json.loads(line)["caption"] == "a \x1b[31mred\x9b2J\ndog"
+    assert main(["info", "\x1b[2J"]) == 1
+    assert "\x1b" not in capsys.readouterr().err
+
+
+def test_pictures_written_before_are_no_photos_of_the_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put(folder, a="a dog")
+    assert main(["caption", ".", "--attention", "."]) == 0
+    (folder / "a.attention.png").rename(folder / "b.attention.png")
+    assert main(["caption", "."]) == 0
+    assert capsys.readouterr().out == "./a.jpg\ta dog\n" * 2
+
+
+def test_scores_that_are_no_numbers_end_the_command_in_words(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_numbers(self: Any, images: list[Any], **_: Any) -> list[Any]:
+        if images:
+            raise FloatingPointError("The model's scores for row 0 are NaN")
+        return []
+
+    monkeypatch.setattr(FakeCaptioner, "caption", no_numbers)
+    put(folder, a="a dog")
+    assert main(["caption", "a.jpg"]) == 1
+    assert capsys.readouterr() == ("", "mmattn: The model's scores for row 0 are NaN\n")
+
+
+def test_a_full_disk_and_a_closed_output_are_no_traceback(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    put(folder, a="a dog")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", Full())
+        assert main(["caption", "a.jpg"]) == 1
+    assert capsys.readouterr().err == "mmattn: [Errno 28] No space left on device\n"
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)
+        assert main(["caption", "a.jpg"]) == 0
+        sys.stdout.close()
+
+
 def test_folders_and_patterns_give_their_images_sorted(folder: Path) -> None:
     for name in ("x/b.png", "x/a.JPG", "x/deep/c.webp", "x/notes.txt", "x/.hidden.jpg", "x/.git/d.jpg", "[1].jpg"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -159,6 +210,19 @@ def test_standard_input_is_a_photo(
     assert main(["caption", "-"]) == 0
     assert capsys.readouterr().out == "-\ta dog\n"
     assert main(["caption", "-", "-"]) == 2
+    capsys.readouterr()
+
+    class Unreadable:
+        def read(self, size: int) -> bytes:
+            raise IsADirectoryError(21, "Is a directory")
+
+    for stdin, reason in [
+        (None, "standard input is closed"),
+        (types.SimpleNamespace(buffer=Unreadable()), "standard input cannot be read (Is a directory)"),
+    ]:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert main(["caption", "-"]) == 1
+        assert capsys.readouterr() == ("", f"mmattn: -: {reason}\n")
 
 
 def test_photos_are_described_in_batches_of_the_readable_ones(folder: Path) -> None:
@@ -220,6 +284,8 @@ def test_a_broken_bundle_is_one_line_and_exit_code_1(folder: Path, capsys: pytes
     assert capsys.readouterr() == ("", "mmattn: weights.npz: it was changed\n")
     assert main(["info", "no such bundle"]) == 1
     assert "no such bundle" in capsys.readouterr().err
+    assert main(["info", "x" * 5000]) == 1
+    assert "neither a folder nor a shipped bundle" in capsys.readouterr().err
 
 
 def test_a_backend_that_is_not_installed_is_named(

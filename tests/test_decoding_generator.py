@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 
 import keras
@@ -42,6 +43,16 @@ def assert_same(a, b):
     np.testing.assert_allclose(a.token_log_probs, b.token_log_probs, atol=1e-5)
     np.testing.assert_allclose(a.log_probs, b.log_probs, atol=1e-5)
     np.testing.assert_allclose(a.scores, b.scores, atol=1e-5)
+
+
+@compiles
+@pytest.mark.parametrize("compiled", [True, "step"])
+def test_a_model_without_a_limit_shares_its_programs_among_lengths(compiled):
+    generate = toy_generator(max_positions=math.inf)
+    found = [generate(inputs(2), max_length=length, compiled=compiled) for length in (5, 9, 16)]
+    assert generate.traces() == (2 if compiled is True else 1)  # start and loop, or step
+    for one, length in zip(found, (5, 9, 16), strict=True):
+        assert_same(one, generate(inputs(2), max_length=length, compiled=False))
 
 
 @compiles

@@ -148,5 +148,6 @@ def test_same_seed_same_draws_other_seed_other_draws():
         return np.asarray(sample(TOY.step, context, state, ids=np.full(16, BOS), **options).ids)
 
     np.testing.assert_array_equal(draw(1), draw(1))
+    np.testing.assert_array_equal(draw(np.int64(1)), draw(1))
     for other in (2, -1, 1 << 32, 10**18):
         assert (draw(1) != draw(other)).any()

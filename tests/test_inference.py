@@ -129,13 +129,34 @@ def test_nbest_gives_further_captions_best_first(captioner: Captioner, photos: l
 def test_settings_that_do_not_exist_or_fit_are_refused(captioner: Captioner, photos: list[np.ndarray]) -> None:
     for bad, message in [
         ({"beams": 3}, "beams is not known. Known: method, num_beams"),
-        ({"max_length": 0}, "max_length=0 must be a int from 1"),
+        ({"max_length": 0}, "max_length=0 must be a whole number from 1"),
+        ({"num_beams": 61, "nbest": 61}, "num_beams=61 exceeds the"),
+        ({"min_length": 9, "max_length": 5}, "min_length=9 tokens and the end token do not fit into max_length=5"),
         ({"nbest": 0}, "nbest=0 must be at least 1"),
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"on_error": "skip"}, "on_error='skip' is not known"),
     ]:
         with pytest.raises(ValueError, match=message):
             captioner.caption(photos[0], **bad)
+
+
+def test_another_length_needs_no_new_program(photos: list[np.ndarray], captioner: Captioner) -> None:
+    fresh = Captioner(captioner.model, TOKENIZER, captioner.reader)
+    fresh.caption(photos[0], max_length=6, compiled="step")
+    traces = fresh.generator.traces()
+    fresh.caption(photos[0], max_length=9, compiled="step")
+    assert fresh.generator.traces() == traces
+
+
+def test_defaults_fit_a_model_of_limited_length(photos: list[np.ndarray], captioner: Captioner) -> None:
+    decoder = TransformerDecoder(TOKENIZER.vocabulary_size, hidden_dim=32, num_layers=1, num_heads=2, max_length=7)
+    model = EncoderDecoder(captioner.model.encoder, decoder)
+    model({"pixels": np.zeros((1, 32, 48, 3), "uint8"), "target_ids": np.array([[2, 5]])})
+    short = Captioner(model, TOKENIZER, captioner.reader)
+    assert short.generation["max_length"] == 7
+    assert len(short.caption(photos[0], compiled=False)[0].ids) <= 7
+    with pytest.raises(ValueError, match="max_length=8 exceeds the model's longest sequence, 7"):
+        Captioner(short.model, TOKENIZER, captioner.reader, {"max_length": 8})
 
 
 def test_unreadable_photos_keep_their_place_or_stop_the_work(

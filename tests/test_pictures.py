@@ -99,6 +99,17 @@ def test_weights_that_do_not_belong_to_the_words_are_refused() -> None:
         attention_sheet(GREY, "dog", ["dog"], np.ones((2, 3, 3)))
 
 
+def test_a_very_tall_photo_leaves_room_for_its_words() -> None:
+    sheet = attention_sheet(Image.new("RGB", (3, 900)), "a dog", ["a", "swimming"], np.ones((2, 7, 7)))
+    assert sheet.width >= 3 * 90
+    assert sheet.height < 900 * 1440 / 900 + 200
+
+
+def test_contact_sheet_lays_clear_parts_on_white_as_the_model_sees_them() -> None:
+    sheet = np.asarray(caption_sheet([(Image.new("RGBA", (60, 60)), "nothing", "")], columns=1, width=300))
+    assert sheet[100, 150].tolist() == [255, 255, 255]
+
+
 def test_contact_sheet_turns_photos_upright_and_takes_paths_images_and_arrays(tmp_path: Path) -> None:
     image = Image.new("RGB", (60, 20), "blue")
     image.paste("red", (0, 0, 30, 20))  # left half red; upright it is the top half

@@ -36,7 +36,7 @@ ALLOWED = {
     "bundle_model": ["model", "preprocess", "safe_config", "weights", "bundle_files"],
     "bundle": ["model", "decoding", "preprocess", "bundle_model"],
     "training": ["model", "decoding", "metrics", "bundle"],
-    "pictures": [],
+    "pictures": ["preprocess"],
     "inference": ["bundle", "pictures"],
     "cli": ["inference", "training"],
     "__main__": ["cli"],

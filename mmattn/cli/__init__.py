@@ -21,13 +21,16 @@ from pathlib import Path
 
 import mmattn
 from mmattn.cli import caption
-from mmattn.cli.console import UsageError, complain, quiet_start
+from mmattn.cli.console import UsageError, complain, harmless, quiet_start
 
 _EXPERIMENTS = {"train": "train a model, or go on with a run", "evaluate": "score a model on a data set"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line `argv` (by default the process' own, without the program) and returns the exit code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         with contextlib.suppress(AttributeError, ValueError):  # a replaced stdout need not be a file
             sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]  # file names may be any bytes
@@ -36,10 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
+    except OSError as error:  # of our output: whoever read it went away, or the disk is full
         with contextlib.suppress(OSError, ValueError):  # so that Python's own flush at exit finds an open file
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        if isinstance(error, BrokenPipeError):
+            return 141
+        complain(str(error))
+        return 1
 
 
 def resource(name: str) -> Path:
@@ -116,6 +122,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "bundle", metavar="BUNDLE", help="a model's folder, or the name of a shipped one, or 'default'"
     )
+    text = "also run the model and compare what it computes with what it computed when it was saved"
+    command.add_argument("--check", action="store_true", help=text)
     command.set_defaults(run=_info)
     for name, text in _EXPERIMENTS.items():
         commands.add_parser(name, help=text, add_help=False)
@@ -124,9 +132,16 @@ def _parser() -> argparse.ArgumentParser:
 
 def _info(arguments: argparse.Namespace) -> int:
     with quiet_start():
-        from mmattn.bundle import BundleError, describe, find_bundle
+        from mmattn.bundle import BundleError, describe, find_bundle, load_bundle
     try:
-        print(describe(find_bundle(arguments.bundle)))
+        folder = find_bundle(arguments.bundle)
+        print("\n".join(harmless(line) for line in describe(folder).split("\n")))
+        if arguments.check:
+            bundle = load_bundle(folder)
+            print(
+                f"check       log-probabilities within {bundle.check():.2g} of those at its saving "
+                f"(up to {bundle.info['check']['tolerance']} is rounding)"
+            )
     except BundleError as error:
         complain(str(error))
         return 1

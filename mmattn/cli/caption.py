@@ -33,6 +33,7 @@ _FORMATS = (
     "webp",
 )
 SUFFIXES = frozenset(f".{name}" for name in _FORMATS)
+PICTURE = ".attention.png"
 _MOST_STDIN_BYTES = 256 * 2**20
 
 
@@ -72,7 +73,11 @@ def run(arguments: argparse.Namespace) -> int:
     items = photos(arguments.photos)
     while batch := list(itertools.islice(items, arguments.batch_size)):
         readable = [image for _, image in batch if not isinstance(image, OSError)]
-        results = iter(captioner.caption(readable, **options) if readable else [])
+        try:
+            results = iter(captioner.caption(readable, **options) if readable else [])
+        except FloatingPointError as error:  # weights that are finite and yet useless
+            complain(str(error))
+            return 1
         for name, image in batch:
             result = image if isinstance(image, OSError) else next(results)
             failures += not _report(name, image, result, arguments.json, captioner, pictures)
@@ -83,13 +88,12 @@ def run(arguments: argparse.Namespace) -> int:
 def photos(arguments: Sequence[str]) -> Iterator[tuple[str, str | bytes | OSError]]:
     """What each argument stands for: (name, path), ("-", the bytes of standard input) or (name, what is wrong).
 
-    A folder gives its image files, also those in its sub-folders, sorted, without hidden ones. A pattern that the shell
-    has left alone gives the files that it fits, sorted.
+    A folder gives its image files, also those in its sub-folders, sorted, without hidden ones and without pictures that
+    `--attention` has written there. A pattern that the shell has left alone gives the files that it fits, sorted.
     """
     for argument in arguments:
         if argument == "-":
-            data = sys.stdin.buffer.read(_MOST_STDIN_BYTES + 1)
-            yield "-", data if len(data) <= _MOST_STDIN_BYTES else OSError(f"more than {_MOST_STDIN_BYTES >> 20} MiB")
+            yield "-", _standard_input()
         elif glob.has_magic(argument) and not os.path.lexists(argument):
             found = sorted(glob.glob(argument, recursive=True))
             if not found:
@@ -100,13 +104,25 @@ def photos(arguments: Sequence[str]) -> Iterator[tuple[str, str | bytes | OSErro
             yield from _folder(argument) if os.path.isdir(argument) else [(argument, argument)]
 
 
+def _standard_input() -> bytes | OSError:
+    if sys.stdin is None:
+        return OSError("standard input is closed")
+    try:
+        data = sys.stdin.buffer.read(_MOST_STDIN_BYTES + 1)
+    except OSError as error:
+        return OSError(f"standard input cannot be read ({error.strerror})")
+    return data if len(data) <= _MOST_STDIN_BYTES else OSError(f"more than {_MOST_STDIN_BYTES >> 20} MiB")
+
+
 def _folder(folder: str) -> Iterator[tuple[str, str | OSError]]:
     failures: list[OSError] = []
     found = []
     for parent, folders, files in os.walk(folder, onerror=failures.append):
         folders[:] = [name for name in folders if not name.startswith(".")]
         images = (name for name in files if os.path.splitext(name)[1].lower() in SUFFIXES)
-        found += [os.path.join(parent, name) for name in images if not name.startswith(".")]
+        found += [
+            os.path.join(parent, name) for name in images if not name.startswith(".") and not name.endswith(PICTURE)
+        ]
     yield from ((path, path) for path in sorted(found))
     yield from ((str(failure.filename), OSError(failure.strerror)) for failure in failures)
     if not found and not failures:
@@ -121,10 +137,9 @@ def _report(name: str, image: Any, result: Any, as_json: bool, captioner: Any, p
         if as_json:
             print_json({"image": name, "error": reason})
         return False
-    lines = [(result.text, result.score), *((other.text, other.score) for other in result.alternatives)]
     record: dict[str, Any] = {"image": name, "caption": result.text, "score": result.score}
     record |= {"confidence": result.confidence, "low_confidence": result.low_confidence}
-    record["alternatives"] = [{"caption": text, "score": score} for text, score in lines[1:]]
+    record["alternatives"] = [{"caption": other.text, "score": other.score} for other in result.alternatives]
     if pictures is not None:
         try:
             record["attention"] = pictures.write(captioner, name, image, result)
@@ -134,9 +149,10 @@ def _report(name: str, image: Any, result: Any, as_json: bool, captioner: Any, p
     if as_json:
         print_json(record)
     else:
-        mark = ["[low confidence]"] if result.low_confidence else []
-        for text, score in lines:
-            print("\t".join([printable(name), text, *([f"{score:.4f}"] if len(lines) > 1 else []), *mark]))
+        for one in (result, *result.alternatives):
+            score = [f"{one.score:.4f}"] if result.alternatives else []
+            mark = ["[low confidence]"] if one.low_confidence else []
+            print("\t".join([printable(name), printable(one.text), *score, *mark]))
     return "error" not in record
 
 
@@ -157,7 +173,7 @@ class Pictures:
         numbered = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
         free = next(candidate for candidate in numbered if candidate.lower() not in self.taken)
         self.taken.add(free.lower())
-        path = self.folder / f"{free}.attention.png"
+        path = self.folder / f"{free}{PICTURE}"
         captioner.save_attention(image, path, caption)
         return str(path)
 

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # what a terminal may obey
 # What the libraries of TensorFlow and grain print while they are being loaded, before any setting can reach them.
 _START_UP_NOTICE = re.compile(
     rb"WARNING: All log messages before absl"
@@ -56,17 +56,22 @@ def quiet_start() -> Iterator[None]:
 def complain(text: str) -> None:
     """One line on standard error, after what standard output has so far."""
     sys.stdout.flush()
-    text = text.encode(errors="backslashreplace").decode()  # a file name may be no UTF-8
+    text = harmless(text).encode(errors="backslashreplace").decode()  # a file name may be no UTF-8
     print(f"mmattn: {text}", file=sys.stderr)
 
 
+def harmless(text: str) -> str:
+    """A text of unknown origin, its control characters written as escapes: no line break, no command to a terminal."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
 def printable(name: str) -> str:
-    r"""A path with its control characters written as escapes, so that one line stays one photo.
+    r"""A path or a caption on one line, from which it can be told exactly: a backslash is doubled.
 
     >>> print(printable("a\tb.jpg"))
     a\tb.jpg
     """
-    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), name)
+    return harmless(name.replace("\\", "\\\\"))
 
 
 def print_json(record: dict[str, Any]) -> None:
@@ -76,4 +81,4 @@ def print_json(record: dict[str, Any]) -> None:
         text.encode()
     except UnicodeEncodeError:
         text = json.dumps(record)
-    print(text)
+    print(_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text))

@@ -21,8 +21,9 @@ class Generator:
 
     A compiled program serves all batches of its bucket: the batch is filled up to 1, 4, 8, 16, 32, 64 or a multiple of
     64 rows (by copies of the last one), the length to 16, 32, 64, 128 or a multiple of 128 positions, and neither shows
-    in the result. Other lengths, seeds, temperatures, penalties or prompts need no new program; other numbers of beams,
-    n-gram sizes, `top_k` or shapes of the inputs do.
+    in the result (without `max_positions`, each length has a program of its own). Other seeds, temperatures, penalties
+    or prompts need no new program; other numbers of beams or hypotheses, n-gram sizes, `top_k` or shapes of the inputs
+    do, and so does the first prompt.
 
     Small jobs wait for no compiler. With TensorFlow a job runs in one of three ways, which give the same tokens:
 
@@ -42,8 +43,8 @@ class Generator:
         step: step(ids (B,), index, context, state) -> logits (B, V), state.
         bos_id, eos_id, pad_id, unk_id: the start, end, padding and unknown token. Start, padding and unknown are never
             generated; unk_id=None lets the model generate it.
-        max_positions: the longest sequence that the model can make. None: no limit is known, and each max_length gets
-            a program of its own length.
+        max_positions: the longest sequence that the model can make, `math.inf` for one that has no limit. None: nothing
+            is known, and each max_length gets a program of its own length.
         variables_of: the model, for JAX (see `backend.compile`). Default: the object whose method `start` or `step` is.
         jit: False compiles the loop without XLA (TensorFlow only). `start` is never compiled by XLA there: it may hold
             a big convolutional network, which XLA compiles slowly and runs no faster.
@@ -70,7 +71,7 @@ class Generator:
         eos_id: int,
         pad_id: int = 0,
         unk_id: int | None = 1,
-        max_positions: int | None = None,
+        max_positions: float | None = None,
         variables_of: Any = None,
         jit: bool = True,
     ) -> None:
@@ -154,7 +155,7 @@ class Generator:
         """The positions of a compiled program."""
         if self.max_positions is None:
             return max_length
-        return min(_bucket(max_length, (16, 32, 64, 128)), self.max_positions)
+        return int(min(_bucket(max_length, (16, 32, 64, 128)), self.max_positions))
 
     def _search(self, step: Step, method: str, context: Any, state: Any, **settings: Any) -> Generated:
         suppress = tuple(token for token in (self.bos_id, self.unk_id) if token is not None)

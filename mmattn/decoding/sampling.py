@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from keras import ops
 
 from mmattn import backend
@@ -66,7 +67,7 @@ def sample(
     """
     size = check_lengths(max_length, min_length, no_repeat_ngram, size)
     check_sampling(temperature, top_k, top_p)
-    words = ops.convert_to_tensor(seed_words(seed) if isinstance(seed, int) else seed, dtype="int32")
+    words = ops.convert_to_tensor(seed_words(int(seed)) if isinstance(seed, (int, np.integer)) else seed, dtype="int32")
     rows = ops.arange(ops.shape(ids)[0], dtype="int32") if rows is None else ops.cast(rows, "int32")
     prompt = full_prompt(prompt, size, pad_id, backend.is_traced(ids, context, state, prompt))
     rules = Rules(end_id, pad_id, tuple(suppress), min_length, no_repeat_ngram, prompt)

@@ -95,11 +95,12 @@ class LearnedPositions(keras.layers.Layer):
     def call(self, inputs: Any) -> Any:
         self.check_length(inputs.shape[1])
         table = ops.convert_to_tensor(self.embeddings)
-        return inputs + ops.cast(table[: ops.shape(inputs)[1]], inputs.dtype)
+        places = ops.arange(ops.shape(inputs)[1], dtype="int32")  # a slice would need a length that is known
+        return inputs + ops.cast(ops.take(table, places, axis=0), inputs.dtype)
 
-    def check_length(self, length: int | None) -> None:
-        """Refuses a sequence that is longer than the places known; None, a length that is not known yet, passes."""
-        if length is not None and length > self.max_length:
+    def check_length(self, length: Any) -> None:
+        """Refuses a sequence that is longer than the places known; a length that is not known yet passes."""
+        if isinstance(length, int) and length > self.max_length:
             raise ValueError(
                 f"{self.name} knows {self.max_length} positions; the sequence has {length}. "
                 f"Cut it, or build the layer with max_length={length} or more and train it."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+from mmattn.bundle_model import longest
 from mmattn.decoding import Generator
 from mmattn.preprocess.text import Tokenizer
 
@@ -38,7 +39,7 @@ class Describer:
             eos_id=tokenizer.eos_id,
             pad_id=tokenizer.pad_id,
             unk_id=tokenizer.unk_id,
-            max_positions=getattr(getattr(model, "decoder", None), "max_length", None),
+            max_positions=longest(model),
         )
 
     def __call__(

@@ -118,8 +118,11 @@ class JsonLines:
         self.path = path
 
     def append(self, entry: dict[str, Any]) -> None:
+        """Adds a line, on a line of its own also after one that a killed process left unfinished."""
+        before = self.path.read_bytes() if self.path.exists() else b""
+        torn = before and not before.endswith(b"\n")
         with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(entry, ensure_ascii=False, default=float) + "\n")
+            file.write(("\n" if torn else "") + json.dumps(entry, ensure_ascii=False, default=float) + "\n")
             file.flush()
             os.fsync(file.fileno())
 

@@ -242,6 +242,7 @@ def test_evaluation_of_the_bundle_gives_the_scores_of_the_run(finished, tmp_path
         ([], 2, "bundle has no value"),
         (["bundle=x", "split=dev"], 2, r"split=dev is not in data\. There are: train, valid, test"),
         (["bundle=x", "batch_size=0"], 2, "batch_size=0 must be a whole number, at least 1"),
+        (["bundle=default", "+generation.num_beams=0"], 2, r"generation\.num_beams=0 must be"),
     ],
 )
 def test_evaluation_refuses_in_words(overrides, code, message, capsys):

@@ -66,6 +66,9 @@ class CaptionRun:
         self.signals = signals
         self.say = say
         self.rejected = JsonLines(folder / "rejected.jsonl")
+        for split, source in sources.items():
+            for reason in getattr(source, "skipped", ()):
+                self._list_rejected(split, reason)
         with blame("features"):
             self.features = self._features()
         with blame("tokenizer"):
@@ -166,7 +169,10 @@ class CaptionRun:
         return self._batches(split, pixels=True, shuffle=False, flip="never", augment=None)
 
     def _reject(self, record: dict[str, Any], error: Exception) -> None:
-        entry = {"id": str(record["id"]), "reason": str(error)}
+        self._list_rejected(str(record["id"]), str(error))
+
+    def _list_rejected(self, name: str, reason: str) -> None:
+        entry = {"id": name, "reason": reason}
         if entry not in self.rejected.read():
             self.rejected.append(entry)
 
@@ -201,7 +207,8 @@ class CaptionRun:
 
     def _save_bundle(self, choice: Choice) -> Bundle:
         threshold = confidence_threshold(choice.predictions, self.parts["final"].low_confidence_share)
-        card = {**self.config["card"], "command": f"mmattn train (see {self.folder.name}/config.yaml)"}
+        given = {name: value for name, value in self.config["card"].items() if value is not None}
+        card = {**given, "command": f"mmattn train (see {self.folder.name}/config.yaml)"}
         return save_bundle(
             self.folder / "bundle",
             self.model,

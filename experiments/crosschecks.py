@@ -11,6 +11,13 @@ from mmattn.training.validation import SCORES
 
 from .config import ConfigProblem, first_line
 
+# What an optimizer of Keras takes without a word, and cannot work with: name -> (rule, test).
+OPTIMIZER_RULES = {
+    **dict.fromkeys(("beta_1", "beta_2", "ema_momentum", "momentum"), ("in [0, 1)", lambda v: 0 <= v < 1)),
+    "weight_decay": ("0 or more", lambda v: v >= 0),
+    **dict.fromkeys(("epsilon", "clipnorm", "global_clipnorm", "clipvalue"), ("more than 0", lambda v: v > 0)),
+}
+
 
 def cross_problems(config: dict[str, Any]) -> list[str]:
     """Problems between nodes, in words with their paths; what is wrong by itself is left to the other checks."""
@@ -28,6 +35,10 @@ def cross_problems(config: dict[str, Any]) -> list[str]:
             problems.append(
                 f"{path}.max_length={length} is more than decoder.max_length={positions}, its learned positions."
             )
+    for name, (rule, fits) in OPTIMIZER_RULES.items():
+        value = config["optimizer"].get(name)
+        if isinstance(value, int | float) and not fits(value):
+            problems.append(f"optimizer.{name}={value} must be {rule}.")
     monitor = config["fit"].get("monitor")
     if monitor not in SCORES:
         problems.append(f"fit.monitor={monitor} is no score. Scores: {', '.join(SCORES)}.")

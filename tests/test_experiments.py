@@ -294,6 +294,31 @@ def test_flickr8k_run_with_a_broken_photo_skips_it_lists_it_and_ends(flickr, tmp
     assert Path(folder / "bundle" / "bundle.json").is_file()
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [("weight_decay", -1, "0 or more"), ("beta_2", 5, r"in \[0, 1\)"), ("global_clipnorm", -1, "more than 0")],
+)
+def test_what_the_optimizer_would_take_and_cannot_work_with_is_refused(name, value, rule, capsys):
+    assert train.main([*QUICK, f"optimizer.{name}={value}"]) == 2
+    assert re.search(rf"optimizer\.{name}={value} must be {rule}", capsys.readouterr().err)
+
+
+def test_a_missing_photo_is_named_and_with_skip_listed(tmp_path, capsys):
+    lines = []
+    for number, split in enumerate(("train", "train", "valid", "test")):
+        Image.new("RGB", (70, 70), (60 * number, 0, 0)).save(tmp_path / f"{number}.jpg")
+        lines += [json.dumps({"image": f"{number}.jpg", "captions": ["a dog", "a brown dog"], "split": split})]
+    (tmp_path / "1.jpg").unlink()
+    (tmp_path / "c.jsonl").write_text("\n".join(lines))
+    data = ["data=jsonl", f"data.path={tmp_path / 'c.jsonl'}", f"run.root={tmp_path / 'runs'}"]
+    assert train.main([*QUICK, *data]) == 2
+    assert "1.jpg" in capsys.readouterr().err
+    assert train.main([*QUICK, *data, "data.problems=skip", "final.shuffled=false", "schedule.warmup_steps=0"]) == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert "1.jpg" in (folder / "rejected.jsonl").read_text()
+    assert json.loads((folder / "bundle" / "bundle.json").read_text())["card"]["data"].endswith("c.jsonl")
+
+
 def test_a_run_without_any_readable_photo_ends_in_words(tmp_path, capsys):
     (tmp_path / "images").mkdir()
     lines = []

@@ -393,3 +393,9 @@ def test_ctrl_c_while_loading_ends_the_command_quietly(tmp_path: Path) -> None:
 def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"mmattn {mmattn.__version__}\n"
+
+
+def test_an_unknown_backend_is_refused_in_words(monkeypatch, capsys):
+    monkeypatch.setenv("KERAS_BACKEND", "foo")
+    assert main(["info", "default"]) == 2
+    assert "KERAS_BACKEND=foo is no backend of mmattn's. Those are: tensorflow, jax, torch" in capsys.readouterr().err

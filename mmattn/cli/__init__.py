@@ -23,6 +23,7 @@ import mmattn
 from mmattn.cli import caption
 from mmattn.cli.console import UsageError, complain, harmless, quiet_start
 
+_BACKENDS = ("tensorflow", "jax", "torch")
 _EXPERIMENTS = {"train": "train a model, or go on with a run", "evaluate": "score a model on a data set"}
 
 
@@ -85,13 +86,17 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _guarded(run: Callable[[], int]) -> int:
+    chosen = os.environ.get("KERAS_BACKEND", "")
+    if chosen and chosen not in _BACKENDS:
+        complain(f"KERAS_BACKEND={chosen} is no backend of mmattn's. Those are: {', '.join(_BACKENDS)}")
+        return 2
     try:
         return run()
     except UsageError as error:
         complain(str(error))
         return 2
     except ModuleNotFoundError as error:
-        if error.name not in {"tensorflow", "jax", "torch"}:
+        if error.name not in _BACKENDS:
             raise
         complain(
             f"Keras is set to the backend {error.name}, which is not installed. Install it, or set the environment "

@@ -53,7 +53,8 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
             raise ValueError(f"final_fraction={final_fraction} must be in [0, 1].")
         if decay == "cosine" and (total_steps is None or total_steps <= warmup_steps):
             raise ValueError(
-                f"decay='cosine' needs total_steps > warmup_steps={warmup_steps}; total_steps is {total_steps}."
+                f"decay='cosine' needs total_steps > warmup_steps={warmup_steps}; total_steps is {total_steps}. "
+                "More epochs or a shorter warm-up (schedule.warmup_steps) fits."
             )
         self.peak = peak
         self.warmup_steps = warmup_steps

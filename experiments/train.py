@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -52,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 done, 1 the run failed, 2 wrong configuration, 128 + n for signal n."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     folder: Path | None = None
+    resume: list[str] = []
     if {"-h", "--help"} & set(arguments):
         print(__doc__)
         return 0
@@ -83,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigProblem as error:
         for problem in error.problems:
             print(f"mmattn: {problem}", file=sys.stderr)
+        if folder is not None and not resume and not any(folder.glob("checkpoints/*")):
+            shutil.rmtree(folder)  # nothing is in it, and no resume could get past the same problem
         return 2
     except (TrainingError, CheckpointError, RunFolderError) as error:
         print(f"mmattn: {error}", file=sys.stderr)

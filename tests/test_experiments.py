@@ -303,6 +303,13 @@ def test_what_the_optimizer_would_take_and_cannot_work_with_is_refused(name, val
     assert re.search(rf"optimizer\.{name}={value} must be {rule}", capsys.readouterr().err)
 
 
+def test_a_refusal_before_training_leaves_no_run_folder(tmp_path, capsys):
+    assert train.main([*QUICK, "schedule.warmup_steps=1000", f"run.root={tmp_path / 'runs'}"]) == 2
+    shown = capsys.readouterr().err
+    assert "needs total_steps > warmup_steps=1000" in shown and "Continue with" not in shown
+    assert not list((tmp_path / "runs").iterdir())
+
+
 def test_a_missing_photo_is_named_and_with_skip_listed(tmp_path, capsys):
     lines = []
     for number, split in enumerate(("train", "train", "valid", "test")):

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from mmattn.data.captions import CaptionFileError
+from mmattn.data.text_files import TextFileError
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
@@ -180,7 +181,7 @@ def first_line(error: BaseException) -> str:
     if not str(error) and error.__cause__ is not None:
         return first_line(error.__cause__)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if isinstance(error, CaptionFileError):  # says in further lines where the problems are
+    if isinstance(error, CaptionFileError | TextFileError):  # says in further lines where the problems are
         return " ".join(lines)
     text = lines[0] if lines else type(error).__name__
     return text if not isinstance(error, (TypeError, KeyError)) else f"{type(error).__name__}: {text}"

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import numpy as np
 
-from mmattn.training.validation import SCORES
-
+from .checks import locate
 from .config import ConfigProblem, first_line
 
 # What an optimizer of Keras takes without a word, and cannot work with: name -> (rule, test).
@@ -19,10 +17,26 @@ OPTIMIZER_RULES = {
 }
 
 
+def task_of(config: dict[str, Any]) -> Any:
+    """The class of the run's task.
+
+    Raises:
+        ConfigProblem: there is none of that name, or it is no task.
+    """
+    target = config["task"].get("_target_")
+    try:
+        task = locate(str(target))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigProblem([f"task._target_: {target!r} cannot be imported. {error}"]) from error
+    if not hasattr(task, "nodes"):
+        raise ConfigProblem([f"task._target_: {target!r} is no task. See mmattn.tasks for those that there are."])
+    return task
+
+
 def cross_problems(config: dict[str, Any]) -> list[str]:
     """Problems between nodes, in words with their paths; what is wrong by itself is left to the other checks."""
     problems = []
-    reader, encoder, decoder = config["reader"], config["encoder"], config["decoder"]
+    reader, encoder, decoder = config.get("reader") or {}, config["encoder"] or {}, config["decoder"]
     wanted, given = encoder.get("image_size"), reader.get("size")
     if isinstance(wanted, list) and isinstance(given, list) and wanted != given:
         problems.append(
@@ -39,15 +53,17 @@ def cross_problems(config: dict[str, Any]) -> list[str]:
         value = config["optimizer"].get(name)
         if isinstance(value, int | float) and not fits(value):
             problems.append(f"optimizer.{name}={value} must be {rule}.")
-    monitor = config["fit"].get("monitor")
-    if monitor not in SCORES:
-        problems.append(f"fit.monitor={monitor} is no score. Scores: {', '.join(SCORES)}.")
+    monitor, scores = config["fit"].get("monitor"), task_of(config).scores
+    if monitor not in scores:
+        problems.append(f"fit.monitor={monitor} is no score. Scores: {', '.join(scores)}.")
+    if config["model"].get("share_embeddings") and config.get("source_tokenizer"):
+        problems.append("model.share_embeddings=true needs one vocabulary: source_tokenizer=null.")
     seed = config["run"].get("seed")
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
         problems.append(f"run.seed={seed!r} must be a whole number from 0 to {2**32 - 1}.")
     for split, count in config["limit"].items():
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-            problems.append(f"limit.{split}={count!r} must be a whole number of pictures, at least 1, or null for all.")
+            problems.append(f"limit.{split}={count!r} must be a whole number of examples, at least 1, or null for all.")
     return problems
 
 
@@ -57,12 +73,11 @@ def try_parts(parts: dict[str, Any], config: dict[str, Any]) -> None:
     Raises:
         ConfigProblem: one of them refuses its values.
     """
-    height, width = parts["reader"].size
-    record = {"id": "0", "image": np.zeros((height, width, 3), "uint8"), "captions": ["a"]}
+    size = config["tokenizer"].get("vocabulary_size") or 100
     trials: dict[str, Any] = {
-        "decoder": lambda: parts["decoder"](vocabulary_size=config["tokenizer"]["vocabulary_size"]),
+        "decoder": lambda: parts["decoder"](vocabulary_size=size),
         "schedule": lambda: parts["schedule"](total_steps=10**9),
-        "batches": lambda: parts["batches"](source=[record], read_image=parts["reader"], encode_text=lambda text: [4]),
+        **parts["task"].func.trials(parts, size),
     }
     made: dict[str, Any] = {}
     problems = []

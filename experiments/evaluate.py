@@ -14,24 +14,23 @@ if not __package__:  # run as a script
 
 from omegaconf import OmegaConf
 
-from mmattn.bundle import Bundle, BundleError, find_bundle, load_bundle
-from mmattn.bundle_files import check_generation
-from mmattn.data.batches import CaptionBatches
-from mmattn.inference import Captioner
-from mmattn.preprocess.image import ImageReadError
+from mmattn.bundle import BundleError, find_bundle, load_bundle
+from mmattn.bundle_kinds import check_generation
+from mmattn.tasks import captioning, language, translation
+from mmattn.tasks.grounding import lines
 from mmattn.training.callbacks import listed
-from mmattn.training.describe import Describer
 from mmattn.training.folder import write_json
 from mmattn.training.subset import First
-from mmattn.training.validation import Prediction, describe_pictures, score, score_shuffled
+from mmattn.training.validation import CAPTIONS, score_shuffled
 
 from .checks import check_keys, check_targets, check_unread
 from .config import ConfigProblem, compose, group_keys, instantiate, resolve, split_arguments
-from .grounding import attention_on_shapes, lines
 
 KEYS = (
     "bundle", "data", "runtime", "split", "limit", "batch_size", "shuffled", "output", "image_size", "generation",
+    "scoring",
 )  # fmt: skip
+FIELDS = {"captioner": {"image", "captions"}, "translator": {"source", "targets"}, "language_model": {"text"}}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,7 +67,7 @@ def checked_config(cfg: Any) -> dict[str, Any]:
     assert isinstance(raw, dict)
     splits = [key for key, value in config["data"].items() if isinstance(value, dict)]
     problems = check_keys(config, {"": KEYS})
-    problems += check_targets({"data": config["data"], "runtime": config["runtime"]}, {})
+    problems += check_targets({name: config[name] for name in ("data", "runtime", "scoring")}, {})
     problems += check_unread(raw, {"data": group_keys("data")})  # type: ignore[arg-type]
     if config["split"] not in splits:
         problems.append(f"split={config['split']} is not in data. There are: {', '.join(splits)}.")
@@ -82,53 +81,50 @@ def checked_config(cfg: Any) -> dict[str, Any]:
 
 
 def evaluate(config: dict[str, Any]) -> int:
-    """Describes the pictures, prints the scores and writes them where that was asked for."""
+    """Runs the bundle on the data, prints the scores and writes them where that was asked for."""
     bundle = load_bundle(find_bundle(config["bundle"]))
     try:
-        settings = check_generation({**bundle.generation, **config["generation"]})
+        settings = check_generation({**bundle.generation, **config["generation"]}, bundle.kind)
     except ValueError as error:  # BundleError is one
         raise ConfigProblem([str(error)]) from error
-    source = instantiate({"data": {config["split"]: config["data"][config["split"]]}})["data"][config["split"]]
+    made = instantiate({"data": {config["split"]: config["data"][config["split"]]}, "scoring": config["scoring"]})
+    source = made["data"][config["split"]]
+    fields = FIELDS[bundle.kind]
+    if len(source) and not fields <= source[0].keys():
+        raise ConfigProblem(
+            [f"data: records with {' and '.join(sorted(fields))} are wanted for {bundle.kind}. These have "
+             f"{', '.join(sorted(source[0]))}."]
+        )  # fmt: skip
     if config["limit"] is not None:
         source = First(source, config["limit"])
     unreadable: list[str] = []
-    predictions = predict(bundle, source, settings, config["batch_size"], unreadable)
-    results: dict[str, Any] = {"pictures": len(predictions), "generation": settings, "scores": score(predictions)}
-    print(f"{len(predictions)} pictures, with {listed(settings)}\n{listed(results['scores'])}")
-    if config["shuffled"] and len(predictions) > 1:
-        results["scores_shuffled"] = score_shuffled(predictions)
-        print(f"Photos shuffled: {listed(results['scores_shuffled'])}")
-    captioner = Captioner(bundle.model, bundle.tokenizer, bundle.reader, settings)
-    if looked := attention_on_shapes(captioner, source):
-        results["attention"] = looked
-        print("\n".join(lines(looked)))
+
+    def reject(name: str, reason: str) -> None:
+        unreadable.append(name)
+        print(f"mmattn: {reason}", file=sys.stderr)
+
+    if bundle.kind == "language_model":
+        results: dict[str, Any] = {"scores": language.evaluate(bundle, source, settings, config["batch_size"])}
+        print(listed(results["scores"]))
+    else:
+        if bundle.kind == "captioner":
+            scoring: Any = CAPTIONS
+            predictions, scores, more = captioning.evaluate(bundle, source, settings, config["batch_size"], reject)
+        else:
+            scoring = made["scoring"]
+            predictions, scores, more = translation.evaluate(bundle, source, settings, config["batch_size"], scoring)
+        results = {"examples": len(predictions), "generation": settings, "scores": scores}
+        print(f"{len(predictions)} examples, with {listed(settings)}\n{listed(scores)}")
+        if config["shuffled"] and len(predictions) > 1:
+            results["scores_shuffled"] = score_shuffled(predictions, scoring)
+            print(f"Inputs shuffled: {listed(results['scores_shuffled'])}")
+        results |= more
+        said = [more["bleu_line"], *more["signatures"].values()] if "signatures" in more else []
+        print("\n".join([*said, *lines(more.get("attention", {}))]))
+        results |= {"unreadable": unreadable, "predictions": [dataclasses.asdict(p) for p in predictions]}
     if config["output"] is not None:
-        results |= {"unreadable": unreadable, "captions": [dataclasses.asdict(p) for p in predictions]}
         write_json(Path(config["output"]).expanduser().resolve(), results)
     return 1 if unreadable else 0
-
-
-def predict(
-    bundle: Bundle, source: Any, settings: dict[str, Any], batch_size: int, unreadable: list[str]
-) -> list[Prediction]:
-    """The bundle's captions of a source; pictures that cannot be read are named on stderr and in `unreadable`."""
-
-    def reject(record: dict[str, Any], error: Exception) -> None:
-        unreadable.append(str(record["id"]))
-        print(f"mmattn: {error}", file=sys.stderr)
-
-    batches = CaptionBatches(
-        source,
-        bundle.reader,
-        bundle.tokenizer.encode,
-        batch_size,
-        max_length=settings["max_length"] + 1,
-        shuffle=False,
-        skip_errors=(ImageReadError,),
-        on_error=reject,
-    )
-    decoding = {name: value for name, value in settings.items() if name != "low_confidence"}
-    return describe_pictures(Describer(bundle.model, bundle.tokenizer), batches.examples, decoding)
 
 
 if __name__ == "__main__":

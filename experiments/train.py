@@ -19,31 +19,37 @@ if not __package__:  # run as a script
 
 from omegaconf import OmegaConf
 
+from mmattn.tasks.grounding import lines
 from mmattn.training import tensorboard
 from mmattn.training.callbacks import Interrupted, StopSignals
 from mmattn.training.checkpoint import CheckpointError
 from mmattn.training.fit import TrainingError
 from mmattn.training.folder import RunFolderError, RunLock, git_commit, new_run_folder, versions, write_json, write_text
 
-from .captioning import SPLITS, CaptionRun
 from .checks import check_keys, check_targets, check_unread
 from .config import ConfigProblem, compose, group_keys, instantiate, override_keys, resolve, split_arguments
-from .crosschecks import cross_problems, try_parts
-from .grounding import lines
+from .crosschecks import cross_problems, task_of, try_parts
+from .run import SPLITS, Run
 
 HARMLESS = ("fit.checkpoint_minutes", "batches.threads", "batches.workers", "run.tensorboard")
 SUPPLIED = {
+    "task": ("parts", "sources", "folder", "seed", "say", "reject"),
     "model": ("encoder", "decoder"),
+    "encoder": ("vocabulary_size",),
     "decoder": ("vocabulary_size",),
     "tokenizer": ("texts",),
-    "batches": ("source", "read_image", "encode_text"),
+    "source_tokenizer": ("texts",),
+    "batches": ("source", "read_image", "encode_text", "encode_source", "encode_target"),
     "schedule": ("total_steps",),
     "optimizer": ("learning_rate",),
     "features": ("backbone", "reader"),
 }
-NODES = ("model", "encoder", "decoder", "reader", "tokenizer", "batches", "loss", "schedule", "optimizer", "runtime")
+NODES = (
+    "task", "model", "encoder", "decoder", "tokenizer", "batches", "loss", "schedule", "optimizer", "runtime", "fit",
+    "validation", "final",
+)  # fmt: skip
 KNOWN = {
-    "": (*NODES, "fit", "validation", "final", "data", "size", "run", "limit", "card", "image_size", "features"),
+    "": (*NODES, "data", "size", "run", "limit", "card", "image_size"),
     "run": ("root", "seed", "tensorboard", "name"),
     "limit": SPLITS,
 }
@@ -105,15 +111,18 @@ def run(
     if (folder / "results.json").exists():
         print(f"This run is complete; its results are in {folder / 'results.json'}.")
         return 0
-    caption_run = CaptionRun(parts, sources, config, folder, signals, say)
-    caption_run.train()
-    results = caption_run.finish()
+    the_run = Run(parts, sources, config, folder, signals, say)
+    the_run.train()
+    results = the_run.finish()
     for split in ("test", "test_shuffled"):
         if split in results:
             print(f"{split}: " + "  ".join(f"{name} {value:.4g}" for name, value in results[split].items()))
+    for signature in results.get("signatures", {}).values():
+        print(signature)
     for line in lines(results.get("attention", {})):
         print(line)
-    print(f"Bundle: {folder / 'bundle'}\nTry it: mmattn caption PHOTO --bundle {shlex.quote(str(folder / 'bundle'))}")
+    bundle = shlex.quote(str(folder / "bundle"))
+    print(f"Bundle: {folder / 'bundle'}\nTry it: mmattn {the_run.task.command} --bundle {bundle}")
     return 0
 
 
@@ -124,7 +133,9 @@ def checked_config(cfg: Any, resolved: bool = False) -> dict[str, Any]:
         resolved: it comes from a run folder, where no `${...}` is left that could tell which keys are read.
     """
     config = resolve(cfg)
-    problems = check_keys(config, KNOWN)
+    task = task_of(config)
+    problems = check_keys(config, {**KNOWN, "": (*KNOWN[""], *task.nodes)})
+    problems += [f"{name} is missing: {task.__name__} needs it." for name in task.nodes if name not in config]
     problems += [f"data.{split} is missing: a source for each of {', '.join(SPLITS)} is wanted." for split in SPLITS
                  if not isinstance(config["data"].get(split), dict)]  # fmt: skip
     problems += check_targets({k: v for k, v in config.items() if k != "card"}, SUPPLIED)
@@ -142,7 +153,7 @@ def checked_config(cfg: Any, resolved: bool = False) -> dict[str, Any]:
 
 def make_parts(config: dict[str, Any]) -> dict[str, Any]:
     """The objects of the configuration except the data, each tried out as far as it goes without data."""
-    parts = instantiate({name: config[name] for name in (*NODES, "features", "fit", "validation", "final")})
+    parts = instantiate({name: config[name] for name in (*NODES, *task_of(config).nodes)})
     try_parts(parts, config)
     return parts
 

@@ -1,4 +1,4 @@
-"""mmattn: multi-head attention for Keras, from single layers to a trained captioner.
+"""mmattn: multi-head attention for Keras, from single layers to trained captioners and translators.
 
 The attributes below are imported on first use, so that `import mmattn` costs nothing and needs no backend.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = frozenset(
     {
@@ -24,6 +24,7 @@ _MODULES = frozenset(
         "decoders",
         "decoding",
         "encoders",
+        "generation",
         "inference",
         "layers",
         "metrics",
@@ -32,11 +33,20 @@ _MODULES = frozenset(
         "training",
     }
 )
-_OBJECTS = {"Captioner": "inference", "EncoderDecoder": "model"}
+_OBJECTS = {
+    "Captioner": "inference",
+    "EncoderDecoder": "model",
+    "LanguageModel": "model",
+    "Translator": "inference",
+    "Writer": "inference",
+}
 
 if TYPE_CHECKING:
     from mmattn.inference import Captioner as Captioner
+    from mmattn.inference import Translator as Translator
+    from mmattn.inference import Writer as Writer
     from mmattn.model import EncoderDecoder as EncoderDecoder
+    from mmattn.model import LanguageModel as LanguageModel
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,8 @@ Everything else in mmattn is written in `keras.ops` and works on TensorFlow, JAX
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -98,6 +99,25 @@ def _variables(owners: Any) -> list[Any]:
         names = ", ".join(getattr(owner, "name", type(owner).__name__) for owner in owners)
         raise ValueError(f"A model must be built before it is compiled; `{names}` has no variables yet. Call it once.")
     return list(found.values())
+
+
+def batch_stream(batches: Iterator[Any]) -> Any:
+    """An endless stream of batches of several shapes in the form that Keras' fit takes.
+
+    Handed a generator, Keras on TensorFlow takes the shapes of all batches from the first two. Here only the number of
+    dimensions must stay the same.
+
+    Arguments:
+        batches: nests of NumPy arrays.
+    """
+    if name() != "tensorflow":
+        return batches
+    import tensorflow as tf
+
+    first = next(batches)
+    signature = keras.tree.map_structure(lambda array: tf.TensorSpec([None] * array.ndim, array.dtype), first)
+    stream = tf.data.Dataset.from_generator(lambda: itertools.chain([first], batches), output_signature=signature)
+    return stream.prefetch(2)
 
 
 def is_traced(*nests: Any) -> bool:

@@ -15,28 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from mmattn.bundle_kinds import KINDS, check_generation
 from mmattn.card import card_text
 
-FORMAT, FORMAT_VERSION, KIND = "mmattn-bundle", 1, "captioner"
+FORMAT, FORMAT_VERSION = "mmattn-bundle", 2
 INFO, WEIGHTS, TOKENIZER, CARD = "bundle.json", "weights.npz", "tokenizer.model", "README.md"
+SOURCE_TOKENIZER = "source_tokenizer.model"
 SPECIAL_IDS = {"pad": 0, "unk": 1, "bos": 2, "eos": 3}
-GENERATION: dict[str, Any] = {
-    "method": "beam",
-    "num_beams": 3,
-    "length_penalty": 0.6,
-    "max_length": 32,
-    "min_length": 1,
-    "no_repeat_ngram": 0,
-    "low_confidence": 0.0,
-}
-_RANGES = {
-    "num_beams": (1, 64),
-    "length_penalty": (-10.0, 10.0),
-    "max_length": (1, 4096),
-    "min_length": (0, 4096),
-    "no_repeat_ngram": (0, 64),
-    "low_confidence": (0.0, 1.0),
-}
 _MOST_BYTES, _MOST_INFO_BYTES, _MOST_LEVELS = 16 * 2**30, 16 * 2**20, 200
 
 
@@ -44,34 +29,9 @@ class BundleError(ValueError):
     """A bundle that is damaged, unsafe, too new or incomplete. The message names the file and the reason."""
 
 
-def check_generation(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, if each is known and in its range.
-
-    Raises:
-        ValueError: names the setting and the range.
-    """
-    if unknown := settings.keys() - GENERATION.keys():
-        raise ValueError(f"generation: {', '.join(sorted(unknown))} is not known. Known: {', '.join(GENERATION)}")
-    if missing := GENERATION.keys() - settings.keys():
-        raise ValueError(f"generation: {', '.join(sorted(missing))} is missing")
-    if settings["method"] not in ("beam", "greedy"):
-        raise ValueError(f"generation.method={settings['method']!r} is not known. Known: beam, greedy")
-    for name, (low, high) in _RANGES.items():
-        value, kind = settings[name], type(low)
-        fits = (
-            isinstance(value, int | float) and not isinstance(value, bool) and (kind is float or isinstance(value, int))
-        )
-        if not fits or not low <= value <= high:
-            what = "whole number" if kind is int else "number"
-            raise ValueError(f"generation.{name}={value!r} must be a {what} from {low} to {high}")
-    return dict(settings)
-
-
 def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     """bundle.json and the bytes of all files it lists, each compared with its fingerprint."""
-    if not os.path.exists(folder / INFO):
-        raise BundleError(f"{INFO}: missing. {os.fspath(folder)!r} is not an mmattn bundle")
-    info = _parse(_file_bytes(folder, INFO, _MOST_INFO_BYTES))
+    info = read_info(folder)
     files = {}
     for name, entry in info["files"].items():
         data = _file_bytes(folder, name, entry["bytes"])
@@ -82,6 +42,13 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
             )
         files[name] = data
     return info, files
+
+
+def read_info(folder: Path) -> dict[str, Any]:
+    """bundle.json alone."""
+    if not os.path.exists(folder / INFO):
+        raise BundleError(f"{INFO}: missing. {os.fspath(folder)!r} is not an mmattn bundle")
+    return _parse(_file_bytes(folder, INFO, _MOST_INFO_BYTES))
 
 
 def _file_bytes(folder: Path, name: str, most: int) -> bytes:
@@ -139,9 +106,10 @@ def _check_depth(value: Any) -> None:
 
 
 def _check_entries(info: Mapping[str, Any]) -> None:
-    if info.get("kind") != KIND:
-        raise BundleError(f"{INFO}: kind={info.get('kind')!r} is not known. Known: {KIND}")
-    for key in ("model", "reader", "tokenizer", "special_ids", "generation", "card", "weights", "check", "files"):
+    kind = _checked_kind(info)
+    parts = ["model", "tokenizer", "special_ids", "generation", "card", "weights", "check", "files"]
+    parts += ["reader"] if kind == "captioner" else []
+    for key in parts:
         if not isinstance(info.get(key), dict):
             raise BundleError(f"{INFO}: {key} is missing or not an object")
     for name, value in SPECIAL_IDS.items():
@@ -150,11 +118,14 @@ def _check_entries(info: Mapping[str, Any]) -> None:
                 f"{INFO}: special_ids.{name} is {info['special_ids'].get(name, 'missing')}, it must be {value}"
             )
     try:
-        check_generation(info["generation"])
+        check_generation(info["generation"], kind)
     except ValueError as error:
         raise BundleError(f"{INFO}: {error}") from error
-    if type(info["tokenizer"].get("vocabulary_size")) is not int:
-        raise BundleError(f"{INFO}: tokenizer.vocabulary_size is missing")
+    needed = {WEIGHTS, TOKENIZER, CARD} | set(tokenizer_files(info))
+    for file in tokenizer_files(info):
+        entry = info[file.removesuffix(".model")]
+        if not isinstance(entry, dict) or type(entry.get("vocabulary_size")) is not int:
+            raise BundleError(f"{INFO}: {file.removesuffix('.model')}.vocabulary_size is missing")
     numbers = {key: info["weights"].get(key) for key in ("parameters", "relative_error", "log_prob_error")}
     if bad := [key for key, value in numbers.items() if type(value) not in (int, float)]:
         raise BundleError(f"{INFO}: weights.{bad[0]} is missing or no number")
@@ -167,13 +138,29 @@ def _check_entries(info: Mapping[str, Any]) -> None:
     if not isinstance(arrays, dict) or not all(isinstance(entry, dict) for entry in arrays.values()):
         raise BundleError(f"{INFO}: weights.arrays is missing or no table of arrays")
     _check_probe(info["check"], info["tokenizer"]["vocabulary_size"])
-    if missing := {WEIGHTS, TOKENIZER, CARD} - info["files"].keys():
+    if missing := needed - info["files"].keys():
         raise BundleError(f"{INFO}: files lists no {', '.join(sorted(missing))}")
     for name, entry in info["files"].items():
         _check_file_name(name)
         size = entry.get("bytes") if isinstance(entry, dict) else None
         if type(size) is not int or not 0 <= size <= _MOST_BYTES or not isinstance(entry.get("sha256"), str):
             raise BundleError(f"{INFO}: files.{name} must be bytes (up to {_MOST_BYTES}) and sha256")
+
+
+def _checked_kind(info: Mapping[str, Any]) -> str:
+    kind = info.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise BundleError(f"{INFO}: kind={kind!r} is not known. Known: {', '.join(KINDS)}")
+    if info["format_version"] < (least := KINDS[kind].format_version):
+        raise BundleError(f"{INFO}: kind={kind!r} needs format version {least}, and it has {info['format_version']}")
+    if "source_tokenizer" in info and kind != "translator":
+        raise BundleError(f"{INFO}: source_tokenizer belongs to a translator, and this is {KINDS[kind].name}")
+    return kind
+
+
+def tokenizer_files(info: Mapping[str, Any]) -> list[str]:
+    """The files of the tokenizers; the source's own comes second. Each is described by the entry of its name."""
+    return [TOKENIZER, *([SOURCE_TOKENIZER] if "source_tokenizer" in info else [])]
 
 
 def _check_probe(check: Mapping[str, Any], vocabulary_size: int) -> None:
@@ -200,7 +187,7 @@ def _check_file_name(name: str) -> None:
 def as_bytes(files: Mapping[str, str | bytes] | None) -> dict[str, bytes]:
     for name in files or {}:
         _check_file_name(name)
-        if name in (WEIGHTS, TOKENIZER, CARD):
+        if name in (WEIGHTS, TOKENIZER, SOURCE_TOKENIZER, CARD):
             raise BundleError(f"{name}: the bundle writes this file itself")
     return {name: value.encode() if isinstance(value, str) else bytes(value) for name, value in (files or {}).items()}
 

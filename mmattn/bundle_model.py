@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from mmattn import safe_config, weights
-from mmattn.bundle_files import GENERATION, INFO, SPECIAL_IDS, BundleError, check_generation
+from mmattn.bundle_files import INFO, SPECIAL_IDS, BundleError
+from mmattn.bundle_kinds import KINDS, check_generation
+from mmattn.generation import longest, longest_source
 from mmattn.preprocess.image import ImageReader
+
+
+def kind_of(model: Any, reader: ImageReader | None) -> str:
+    """What kind of bundle these parts make: see `mmattn.bundle_kinds.KINDS`.
+
+    Raises:
+        BundleError: the encoder sees pictures and there is no reader for them.
+    """
+    if reader is not None:
+        return "captioner"
+    if not hasattr(model, "encoder"):
+        return "language_model"
+    if hasattr(model.encoder, "grid"):
+        raise BundleError(f"{model.encoder.name} sees pictures: give the reader that it was trained with")
+    return "translator"
 
 
 def build_model(info: Mapping[str, Any], custom_objects: Mapping[str, Any] | None, most: int | None = None) -> Any:
     """The model with its variables, made the same way at saving and loading, so that their paths are the same."""
     _register_own_classes()
-    height, width = make_reader(info).size
-    shapes = {"pixels": (None, height, width, 3), "target_ids": (None, None)}
     try:
-        model = safe_config.build(info["model"], shapes, custom_objects, most)
+        model = safe_config.build(info["model"], input_shapes(info), custom_objects, most)
     except safe_config.ConfigError as error:
         raise BundleError(f"{INFO}: {error}") from error
-    wanted = info["tokenizer"]["vocabulary_size"]
-    found = getattr(getattr(model, "decoder", None), "vocabulary_size", wanted)
-    if found != wanted:
-        raise BundleError(f"{INFO}: the tokenizer has {wanted} tokens, the model {found}")
+    _check_vocabularies(info, model)
     paths = [v.path for v in model.weights]
     if len(set(paths)) != len(paths):
         twice = sorted({p for p in paths if paths.count(p) > 1})
@@ -38,26 +51,56 @@ def build_model(info: Mapping[str, Any], custom_objects: Mapping[str, Any] | Non
     return model
 
 
-def longest(model: Any) -> float | None:
-    """The most tokens that the model's decoder can make; infinity for one without a limit, None if it doesn't say."""
-    decoder: Any = getattr(model, "decoder", None)
-    if not hasattr(decoder, "max_length"):
-        return None
-    return math.inf if decoder.max_length is None else decoder.max_length
+def input_shapes(info: Mapping[str, Any]) -> dict[str, tuple[int | None, ...]]:
+    """The shapes of the model's inputs by name, None for what varies."""
+    targets: dict[str, tuple[int | None, ...]] = {"target_ids": (None, None)}
+    if info["kind"] == "captioner":
+        height, width = make_reader(info).size
+        return {"pixels": (None, height, width, 3)} | targets
+    return {"source_ids": (None, None)} | targets if info["kind"] == "translator" else targets
 
 
-def generation_of(model: Any, changes: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The defaults for decoding with a model: `GENERATION` with changes.
+def _check_vocabularies(info: Mapping[str, Any], model: Any) -> None:
+    """The tokenizer of each side has as many tokens as the model's part, where that says."""
+    sides = [("the tokenizer", "tokenizer", "decoder")]
+    if info["kind"] == "translator":
+        own = "source_tokenizer" in info
+        sides.append(
+            ("the source tokenizer" if own else "the tokenizer", "source_tokenizer" if own else "tokenizer", "encoder")
+        )
+    for said, entry, part in sides:
+        wanted = info[entry]["vocabulary_size"]
+        found = getattr(getattr(model, part, None), "vocabulary_size", wanted)
+        if found != wanted:
+            raise BundleError(f"{INFO}: {said} has {wanted} tokens, the model's {part} {found}")
+
+
+def generation_of(model: Any, changes: Mapping[str, Any] | None, kind: str = "captioner") -> dict[str, Any]:
+    """The defaults for generating text with a model: those of its kind, with changes.
 
     Raises:
         ValueError: names the setting and what would fit.
     """
-    most = longest(model) or math.inf
-    defaults = GENERATION | {"max_length": int(min(GENERATION["max_length"], most))}
-    settings = check_generation({**defaults, **(changes or {})})
-    if settings["max_length"] > most:
-        raise ValueError(f"generation.max_length={settings['max_length']} exceeds the model's longest sequence, {most}")
+    defaults = dict(KINDS[kind].generation)
+    target = "context_length" if kind == "language_model" else "max_length"  # a language model's window moves on
+    limits = {target: longest(model) or math.inf, "max_source_length": longest_source(model)}
+    limits = {name: most for name, most in limits.items() if name in defaults}
+    defaults |= {name: int(min(defaults[name], most)) for name, most in limits.items()}
+    settings = check_generation({**defaults, **(changes or {})}, kind)
+    for name, most in limits.items():
+        if settings[name] > most:
+            what = "source" if name == "max_source_length" else "sequence"
+            raise ValueError(f"generation.{name}={settings[name]} exceeds the model's longest {what}, {most}")
     return settings
+
+
+@contextlib.contextmanager
+def settings_of(file: str = "") -> Iterator[None]:
+    """Makes settings that don't fit a `BundleError` about them."""
+    try:
+        yield
+    except ValueError as error:
+        raise BundleError(f"{file}{error}") from error
 
 
 def _register_own_classes() -> None:
@@ -98,13 +141,31 @@ def copy_weights(source: Any, target: Any) -> dict[str, np.ndarray]:
     return named
 
 
-def log_probs_of_probe(model: Any, size: tuple[int, int], vocabulary_size: int) -> np.ndarray:
-    """Log-probabilities (T, V) of a fixed picture and a fixed text."""
-    rows, columns, colors = np.ogrid[: size[0], : size[1], :3]
-    pixels = ((rows * 5 + columns * 3 + colors * 85) % 256).astype("uint8")
-    ids = [SPECIAL_IDS["bos"]] + [4 + (37 * i) % max(1, vocabulary_size - 4) for i in range(5)]
-    inputs = {"pixels": pixels[None], "target_ids": np.array([ids], "int32")}
-    logits = keras.ops.convert_to_numpy(keras.ops.cast(model(inputs, training=False), "float32"))[0].astype("float64")
+def probe_inputs(info: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """A batch of one, always the same: a fixed picture or source text, and a fixed target of 6 tokens."""
+    inputs = {"target_ids": _probe_ids(info["tokenizer"], 5, 37, start=[SPECIAL_IDS["bos"]])}
+    if info["kind"] == "captioner":
+        height, width = make_reader(info).size
+        rows, columns, colors = np.ogrid[:height, :width, :3]
+        inputs["pixels"] = ((rows * 5 + columns * 3 + colors * 85) % 256).astype("uint8")[None]
+    elif info["kind"] == "translator":
+        source = info.get("source_tokenizer", info["tokenizer"])
+        inputs["source_ids"] = _probe_ids(source, 7, 41, end=[SPECIAL_IDS["eos"], SPECIAL_IDS["pad"]])
+    return inputs
+
+
+def _probe_ids(
+    tokenizer: Mapping[str, Any], count: int, stride: int, start: Sequence[int] = (), end: Sequence[int] = ()
+) -> np.ndarray:
+    ordinary = max(1, tokenizer["vocabulary_size"] - 4)
+    return np.array([[*start, *(4 + (stride * i) % ordinary for i in range(count)), *end]], "int32")
+
+
+def log_probs_of_probe(model: Any, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The model's log-probabilities (T, V) of the probe."""
+    logits = keras.ops.convert_to_numpy(keras.ops.cast(model(dict(inputs), training=False), "float32"))[0].astype(
+        "float64"
+    )
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 

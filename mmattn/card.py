@@ -5,6 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+_TITLES = {
+    "captioner": ("An mmattn captioner", "Describes a photo in one sentence."),
+    "translator": ("An mmattn translator", "Translates one sentence at a time."),
+    "language_model": ("An mmattn language model", "Continues a text."),
+}
+_USAGE = {
+    "captioner": ("caption photo.jpg", "Captioner", 'caption("photo.jpg")[0].text'),
+    "translator": ('translate "..."', "Translator", 'translate(["..."])[0].text'),
+    "language_model": ("generate", "Writer", "write()[0]"),
+}
+_LANGUAGES = ("source_language", "target_language")
 _RESIZE = {
     "squash": "squashed to it, without keeping their shape",
     "pad": "fitted into it whole, with a border",
@@ -16,15 +27,16 @@ def card_text(info: Mapping[str, Any]) -> str:
     """The model card.
 
     Args:
-        info: the content of bundle.json. Its "card" may hold title, summary, data, terms, command (texts), scores (a
-            dict, or a dict of dicts) and limits (a text or a list of texts); further entries are listed as they are.
+        info: the content of bundle.json. Its "card" may hold title, summary, source_language, target_language, data,
+            terms, command (texts), scores (a dict, or a dict of dicts) and limits (a text or a list of texts); further
+            entries are listed as they are.
     """
-    card = dict(info["card"])
-    parts = [
-        f"# {card.pop('title', 'An mmattn captioner')}",
-        str(card.pop("summary", "Describes a photo in one sentence.")),
-    ]
-    parts += ["## Use", _usage(), _settings(info)]
+    card, (title, summary) = dict(info["card"]), _TITLES[info["kind"]]
+    parts = [f"# {card.pop('title', title)}", str(card.pop("summary", summary))]
+    if languages := _languages(card):
+        parts.append(f"From {languages[0]} to {languages[1]}.")
+    card = {key: value for key, value in card.items() if not languages or key not in _LANGUAGES}
+    parts += ["## Use", _usage(info["kind"]), " ".join([*_tokens(info), *_settings(info)])]
     for key, heading in (
         ("data", "Training data"),
         ("scores", "Scores"),
@@ -51,7 +63,8 @@ def card_text(info: Mapping[str, Any]) -> str:
 
 def description(info: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
     """A few lines on a bundle whose files have been verified. `sizes`: bytes by file name."""
-    card, weights, reader = info["card"], info["weights"], info["reader"]
+    card, weights = info["card"], info["weights"]
+    parts = [_part(info["model"], name) for name in ("encoder", "decoder") if _part(info["model"], name) != "?"]
     rows = [
         ("title", card.get("title", "-")),
         (
@@ -59,15 +72,18 @@ def description(info: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
             f"{info['kind']}, format {info['format_version']}, written by mmattn {info['mmattn_version']}, "
             f"Keras {info['keras_version']}",
         ),
-        (
-            "model",
-            f"{_part(info['model'], 'encoder')} -> {_part(info['model'], 'decoder')}, "
-            f"{weights['parameters']:,} parameters as {weights['dtype']}",
-        ),
-        ("pictures", f"{reader['size'][0]} x {reader['size'][1]} pixels (height x width), {reader['resize']}"),
-        ("tokenizer", f"{info['tokenizer']['vocabulary_size']:,} tokens"),
-        ("generation", ", ".join(f"{key} {value}" for key, value in info["generation"].items())),
+        ("model", f"{' -> '.join(parts) or '?'}, {weights['parameters']:,} parameters as {weights['dtype']}"),
     ]
+    if info["kind"] == "captioner":
+        reader = info["reader"]
+        rows.append(
+            ("pictures", f"{reader['size'][0]} x {reader['size'][1]} pixels (height x width), {reader['resize']}")
+        )
+    if languages := _languages(card):
+        rows.append(("languages", " -> ".join(languages)))
+    vocabularies = [_said(info[name]) for name in ("source_tokenizer", "tokenizer") if name in info]
+    rows.append(("tokenizer", " -> ".join(vocabularies)))
+    rows.append(("generation", ", ".join(f"{key} {value}" for key, value in info["generation"].items())))
     rows += [(key, str(card[key])) for key in ("data", "terms", "command") if key in card]
     if "scores" in card:
         rows.append(("scores", _inline(card["scores"])))
@@ -78,26 +94,61 @@ def description(info: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
     return "\n".join(f"{name:<11} {' '.join(str(value).split())}" for name, value in rows)
 
 
-def _usage() -> str:
+def _usage(kind: str) -> str:
+    command, name, call = _USAGE[kind]
     return (
-        "    mmattn caption photo.jpg --bundle THIS_FOLDER\n\n"
+        f"    mmattn {command} --bundle THIS_FOLDER\n\n"
         "    import mmattn\n"
-        '    captioner = mmattn.Captioner.load("THIS_FOLDER")\n'
-        '    print(captioner.caption("photo.jpg")[0].text)'
+        f'    {name.lower()} = mmattn.{name}.load("THIS_FOLDER")\n'
+        f"    print({name.lower()}.{call})"
     )
 
 
-def _settings(info: Mapping[str, Any]) -> str:
-    reader, generation = info["reader"], info["generation"]
-    height, width = reader["size"]
+def _languages(card: Mapping[str, Any]) -> tuple[str, ...]:
+    """The two languages, if the card names both."""
+    return tuple(str(card[key]) for key in _LANGUAGES) if all(key in card for key in _LANGUAGES) else ()
+
+
+def _tokens(info: Mapping[str, Any]) -> list[str]:
+    """How text is cut up; a captioner reads none."""
+    if info["kind"] == "captioner":
+        return []
+    if "source_tokenizer" in info:
+        return [f"The source has {_said(info['source_tokenizer'])}, the target {_said(info['tokenizer'])}."]
+    both = " for both languages" if info["kind"] == "translator" else ""
+    return [f"One vocabulary{both}: {_said(info['tokenizer'])}."]
+
+
+def _said(tokenizer: Mapping[str, Any]) -> str:
+    """A tokenizer in words: its size, and its model and normalisation where the bundle tells."""
+    more = [str(tokenizer["model_type"])] if "model_type" in tokenizer else []
+    more += [f"normalisation {tokenizer['normalization']}"] if "normalization" in tokenizer else []
+    return f"{tokenizer['vocabulary_size']:,} tokens" + (f" ({', '.join(more)})" if more else "")
+
+
+def _settings(info: Mapping[str, Any]) -> list[str]:
+    generation = info["generation"]
+    if info["kind"] == "language_model":
+        window = f" It looks back on {generation['context_length']} tokens." if generation["context_length"] else ""
+        drawn = f"drawn at temperature {generation['temperature']}, top_k {generation['top_k']}, top_p "
+        how = f"{drawn}{generation['top_p']}" if generation["method"] == "sample" else "the likeliest at each place"
+        return [f"Tokens are {how}, {generation['max_length']} at most.{window}"]
     method = f"beam search with {generation['num_beams']} beams" if generation["method"] == "beam" else "greedy search"
-    text = (
-        f"Photos are read at {height} x {width} pixels (height x width), "
-        f"{_RESIZE.get(reader['resize'], reader['resize'])}. Captions come from {method}, "
-        f"length penalty {generation['length_penalty']}, at most {generation['max_length']} tokens."
+    how = (
+        f"come from {method}, length penalty {generation['length_penalty']}, at most {generation['max_length']} tokens"
     )
+    if info["kind"] == "translator":
+        return [
+            f"Translations {how} and {generation['length_factor']} x source + {generation['length_offset']} (the "
+            "source's tokens rounded up to 16, 32, 64, 128 ...). A source of more than "
+            f"{generation['max_source_length']} tokens is refused."
+        ]
+    reader = info["reader"]
+    height, width = reader["size"]
+    resize = _RESIZE.get(reader["resize"], reader["resize"])
+    text = [f"Photos are read at {height} x {width} pixels (height x width), {resize}. Captions {how}."]
     if generation["low_confidence"] > 0:
-        text += f" A caption whose confidence is below {generation['low_confidence']} is marked as such."
+        text.append(f"A caption whose confidence is below {generation['low_confidence']} is marked as such.")
     return text
 
 

@@ -129,3 +129,28 @@ def test_threads_after_the_first_operation_are_refused():
     numbers(ops.ones(2))
     with pytest.raises(RuntimeError, match="before TensorFlow runs its first operation"):
         backend.set_threads(7)
+
+
+def test_batches_of_any_shape_reach_fit_in_order():
+    """Also where the first two are alike, from which Keras would take the shapes of all."""
+    widths = [3, 3, 5, 2, 5]
+    seen = []
+
+    class Watch(keras.layers.Layer):
+        def call(self, x):
+            return keras.ops.sum(x, axis=1, keepdims=True)
+
+    def stream():
+        for number, width in enumerate(widths * 2):
+            seen.append(number)
+            yield np.full((2, width), number, "float32"), np.zeros((2, 1), "float32")
+
+    model = keras.Sequential([Watch(), keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile(keras.optimizers.SGD(0.0), loss="mae")
+    losses = []
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: losses.append(logs["loss"]))
+    batches = stream()
+    model.fit(backend.batch_stream(batches), steps_per_epoch=5, shuffle=False, verbose=0, callbacks=[callback])
+    sums = [number * width for number, width in enumerate(widths)]
+    np.testing.assert_allclose(losses, np.cumsum(sums) / np.arange(1, 6), rtol=1e-5)
+    assert seen[:5] == [0, 1, 2, 3, 4]

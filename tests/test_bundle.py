@@ -389,8 +389,8 @@ def test_the_table_of_files_cannot_leave_the_folder(saved: Path, tmp_path: Path,
 
 
 def test_a_newer_format_is_refused_in_words(saved: Path, tmp_path: Path) -> None:
-    folder = forged(saved, tmp_path, lambda info: info.update(format_version=2, mmattn_version="9.1"))
-    with pytest.raises(BundleError, match=r"format version 2, written by mmattn 9\.1; .* reads up to 1"):
+    folder = forged(saved, tmp_path, lambda info: info.update(format_version=3, mmattn_version="9.1"))
+    with pytest.raises(BundleError, match=r"format version 3, written by mmattn 9\.1; .* reads up to 2"):
         load_bundle(folder)
 
 
@@ -406,7 +406,11 @@ def test_a_newer_format_is_refused_in_words(saved: Path, tmp_path: Path) -> None
         (lambda i: i["weights"].update(dtype=["float16"]), r"weights\.dtype is missing or no text"),
         (lambda i: i["weights"].update(parameters="many"), r"weights\.parameters is missing or no number"),
         (lambda i: i["check"].update(log_probs=[[10**400] * 8] * 6), "check must be"),
-        (lambda i: i.update(kind="translator"), "kind='translator' is not known"),
+        (lambda i: i.update(kind="poet"), "kind='poet' is not known. Known: captioner, translator, language_model"),
+        (lambda i: i.update(kind=["captioner"]), "kind=.* is not known"),
+        (lambda i: i.update(kind="translator"), "kind='translator' needs format version 2, and it has 1"),
+        (lambda i: i.update(kind="translator", format_version=2), "generation: low_confidence is not known"),
+        (lambda i: i.update(source_tokenizer=i["tokenizer"]), "source_tokenizer belongs to a translator"),
         (lambda i: i.update(format="zip"), "not an mmattn bundle"),
         (lambda i: i.pop("reader"), "reader is missing"),
         (lambda i: i["reader"].update(size=[10**6, 10**6]), "above 4096"),
@@ -736,7 +740,7 @@ def test_find_bundle_takes_folders_and_names_and_lists_what_there_is(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundle, "SHIPPED", tmp_path)
-    with pytest.raises(BundleError, match="No bundle is shipped"):
+    with pytest.raises(BundleError, match="No bundle of a captioner is shipped"):
         find_bundle()
     shutil.copytree(saved, tmp_path / "photos")
     shutil.copytree(saved, tmp_path / "shapes")

@@ -20,7 +20,7 @@ from mmattn.cli import experiment, main, resource
 from mmattn.cli.caption import photos
 from mmattn.cli.console import quiet_start
 
-COMMANDS = ("caption", "info", "train", "evaluate")
+COMMANDS = ("caption", "translate", "generate", "info", "train", "evaluate")
 
 
 @dataclass(frozen=True)
@@ -286,6 +286,15 @@ def test_a_broken_bundle_is_one_line_and_exit_code_1(folder: Path, capsys: pytes
     assert "no such bundle" in capsys.readouterr().err
     assert main(["info", "x" * 5000]) == 1
     assert "neither a folder nor a shipped bundle" in capsys.readouterr().err
+
+
+def test_a_translators_bundle_is_named_with_its_command(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mmattn.bundle_files.read_info", lambda path: {"kind": "translator"})
+    put(folder, a="a dog")
+    assert main(["caption", "a.jpg"]) == 2
+    assert capsys.readouterr().err.endswith("a captioner is needed here. Its command is: mmattn translate\n")
 
 
 def test_a_backend_that_is_not_installed_is_named(

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmattn import pictures
-from mmattn.pictures import attention_sheet, caption_sheet, heat_map
+from mmattn.pictures import alignment_sheet, attention_sheet, caption_sheet, heat_map, letters, photos
 
 GREY = Image.new("RGB", (400, 100), (128, 128, 128))
 
@@ -81,9 +80,9 @@ def test_a_sheet_has_a_tile_for_the_photo_and_for_each_word(
     size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[str] = []
-    tile = pictures._tile
+    tile = photos._tile
     monkeypatch.setattr(
-        pictures, "_tile", lambda picture, text, *rest, **more: drawn.append(text) or tile(picture, text, *rest, **more)
+        photos, "_tile", lambda picture, text, *rest, **more: drawn.append(text) or tile(picture, text, *rest, **more)
     )
     words = ["a", "dog", "runs", "on", "the", "beach"]
     weights = np.random.default_rng(0).random((6, 5, 7))
@@ -133,17 +132,84 @@ def test_contact_sheet_turns_photos_upright_and_takes_paths_images_and_arrays(tm
 @pytest.mark.parametrize("fonts", ["system", "none"])
 def test_every_text_is_drawn_within_its_tile(text: str, fonts: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if fonts == "none":
-        monkeypatch.setattr(pictures, "_FONTS", ())
-    for line in pictures._wrapped(text, 20, 200):
-        assert pictures._length(line, 20) <= 200 or len(line) == 1
-        shown, font = pictures._letters(line, 20)
+        monkeypatch.setattr(letters, "_FONTS", ())
+    for line in letters.wrapped(text, 20, 200):
+        assert letters.length(line, 20) <= 200 or len(line) == 1
+        shown, font = letters.letters(line, 20)
         assert font.getlength(shown) >= 0
     sheet = np.asarray(caption_sheet([(GREY, text, text)], columns=1, width=260))
     assert sheet[:, 250:].min() == 255  # nothing beyond the margin
 
 
 def test_letters_the_font_lacks_become_plain_ones_or_their_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "_FONTS", ())
-    assert pictures._letters("café", 20)[0] == "cafe"
-    assert pictures._letters("犬", 20)[0] == "U+72AC"
-    assert pictures._letters("dog's", 20)[0] == "dog's"
+    monkeypatch.setattr(letters, "_FONTS", ())
+    assert letters.letters("café", 20)[0] == "cafe"
+    assert letters.letters("犬", 20)[0] == "U+72AC"
+    assert letters.letters("dog's", 20)[0] == "dog's"
+
+
+def lit(sheet: Image.Image) -> tuple[np.ndarray, np.ndarray]:
+    """Where an alignment's map has its darkest and its brightest colour; the bar right of it has them too."""
+    dark, bright = (np.all(np.asarray(sheet) == shade, axis=2) for shade in ([10, 8, 38], [250, 250, 170]))
+    bar = np.nonzero(dark)[1].max() - 13
+    return dark[:, :bar], bright[:, :bar]
+
+
+@pytest.mark.parametrize("targets, sources", [(1, 1), (5, 6), (25, 30), (3, 90), (90, 3)])
+def test_each_weight_lights_its_own_cell(targets: int, sources: int) -> None:
+    """The bright cell's place in the map, against the place of the weight in its array."""
+    for row, column in {(0, 0), (targets - 1, sources - 1), (targets // 2, sources // 3)}:
+        weights = one_hot(targets, sources, row, column)
+        dark, bright = lit(alignment_sheet(["wort"] * sources, ["word"] * targets, weights))
+        y, x = np.nonzero(dark | bright)
+        place_y, place_x = np.nonzero(bright)
+        cell = (y.max() + 2 - y.min()) / targets  # the last line of the grid is neither dark nor bright
+        assert abs(place_y.mean() - (y.min() + (row + 0.5) * cell)) <= 1.5
+        assert abs(place_x.mean() - (x.min() + (column + 0.5) * cell)) <= 1.5
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["a"], ["Donaudampfschifffahrtsgesellschaft"] * 3, ["", "läuft", "犬", "ماء", "\x1b[2J\n"], ["x"] * 300],
+    ids=["short", "long", "odd", "many"],
+)
+def test_words_on_both_axes_stay_inside_the_picture(words: list[str]) -> None:
+    sheet = np.asarray(alignment_sheet(words, words, np.eye(len(words))), "int32")
+    for border in (sheet[:8], sheet[-8:], sheet[:, :8], sheet[:, -8:]):
+        assert border.min() == 255
+
+
+def test_long_words_are_cut_and_short_ones_are_not() -> None:
+    assert letters.cut("Fahrkarten", 16, 170) == "Fahrkarten"
+    assert letters.cut("Donaudampfschifffahrtsgesellschaft", 16, 170).startswith("Donaudampf")
+    assert letters.length(letters.cut("W" * 500, 16, 170), 16) <= 170
+
+
+def test_an_alignment_is_no_bigger_than_a_picture_should_be() -> None:
+    assert max(alignment_sheet(["a"] * 700, ["b"] * 600, np.ones((600, 700))).size) < 5000
+
+
+@pytest.mark.parametrize(
+    "sources, targets, weights, words",
+    [
+        (0, 1, np.ones((1, 0)), "at least one word on each side; there are 0 source words and 1 target words"),
+        (2, 3, np.ones((2, 3)), r"\(target words, source words\) = \(3, 2\); their shape is \(2, 3\)"),
+        (1, 1, np.array([[np.nan]]), "must be finite"),
+        (1, 1, np.array([[-0.1]]), "not negative"),
+    ],
+)
+def test_weights_that_do_not_fit_the_two_sentences_are_refused(
+    sources: int, targets: int, weights: np.ndarray, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        alignment_sheet(["a"] * sources, ["b"] * targets, weights)
+
+
+def test_a_font_of_the_users_own_is_used_or_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(letters, "_FONTS", ())
+    monkeypatch.setenv("MMATTN_FONT", str(tmp_path / "none.ttf"))
+    with pytest.raises(OSError, match=r"MMATTN_FONT='.*none\.ttf' is no font file"):
+        letters.letters("a", 20)
+    (tmp_path / "own.ttf").write_bytes(letters._font(None, 20).path.getvalue())
+    monkeypatch.setenv("MMATTN_FONT", str(tmp_path / "own.ttf"))
+    assert letters.letters("a", 20)[1].path == str(tmp_path / "own.ttf")

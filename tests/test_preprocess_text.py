@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import itertools
 import json
 import os
 import pickle
@@ -18,11 +20,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mmattn.metrics import normalize_caption
+from mmattn.preprocess.normalization import NORMALIZATIONS
 from mmattn.preprocess.text import Tokenizer
 from mmattn.preprocess.words import group_words
 
 DATA = Path(os.environ.get("MMATTN_DATA", Path(__file__).parents[1] / ".." / "shared" / "data"))
 FLICKR, ENJA = DATA / "flickr8k" / "captions.jsonl", DATA / "enja" / "train.ja"
+MULTI30K, SEGMENTED = DATA / "multi30k" / "raw" / "test_2017_flickr.de.gz", DATA / "multi30k_bpe_en_de"
+SHAKESPEARE = DATA / "tinyshakespeare" / "input.txt"
 
 TEXTS = [
     "A dog runs on the grass .",
@@ -44,7 +49,10 @@ ODD = [
     "\u2581 <s> </s> <unk> <pad> \u2047",
     "ﬁne №1 Ⅷ ① İstanbul STRASSE ß",
 ]
+HALF_WIDTH = str.maketrans({unicodedata.normalize("NFKC", c): c for c in map(chr, range(0xFF66, 0xFFA0))})
 KINDS = [(n, m, b) for n in ("none", "caption") for m in ("bpe", "unigram") for b in (False, True)]
+KINDS += [("nfc", "bpe", True), ("nfkc", "unigram", False), ("nfkc_lower", "bpe", True)]
+KINDS += [("none", "char", False), ("nfkc", "char", False), ("none", "word", False), ("nfkc_lower", "word", False)]
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: "-".join(map(str, kind)))
@@ -91,11 +99,12 @@ def test_graph_ids_equal_python_ids(tokenizer):
 
 
 @pytest.mark.skipif(not (FLICKR.exists() and ENJA.exists()), reason=f"no flickr8k and enja under {DATA}")
-@pytest.mark.parametrize("normalization", ["none", "caption"])
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
 def test_graph_ids_equal_python_ids_on_english_chinese_and_japanese(normalization):
     tf, _ = pytest.importorskip("tensorflow"), pytest.importorskip("tensorflow_text")
-    texts = flickr("en")[:3000] + flickr("zh")[:3000] + ENJA.read_text(encoding="utf-8").splitlines()[:3000]
-    tokenizer = Tokenizer.train(texts, 5000, normalization=normalization, character_coverage=0.9995)
+    texts = flickr("en")[:1000] + flickr("zh")[:1000] + ENJA.read_text(encoding="utf-8").splitlines()[:1000]
+    texts += [unicodedata.normalize("NFKD", text).translate(HALF_WIDTH) for text in texts[-500:]]
+    tokenizer = Tokenizer.train(texts, 3000, normalization=normalization, character_coverage=0.9995)
     data = tf.data.Dataset.from_tensor_slices(texts).batch(1000).map(tokenizer.tf_encode)
     ids = [row for batch in data for row in batch.to_list()]
     assert ids == [tokenizer.encode(text) for text in texts]
@@ -142,6 +151,73 @@ def test_caption_normalisation_of_odd_text(captions, text, normal):
     assert captions.normalize(text) == normal
 
 
+def unicode_form(normalization: str, text: str) -> str:
+    """The Unicode normalisations once more, by `unicodedata` and `split` instead of a table."""
+    if normalization == "nfc":
+        return unicodedata.normalize("NFC", text)
+    text = unicodedata.normalize("NFKC", text)
+    if normalization == "nfkc_lower":
+        text = unicodedata.normalize("NFKC", "".join(map(str.lower, text)))
+    return " ".join(text.replace("\u2581", " ").split())
+
+
+@pytest.fixture(scope="module", params=["nfc", "nfkc", "nfkc_lower"])
+def form(request) -> tuple[str, Tokenizer]:
+    return request.param, Tokenizer.train(TEXTS, 400, normalization=request.param, shrink=True)
+
+
+def test_every_character_gets_its_unicode_form(form):
+    name, tokenizer = form
+    alphabets = [range(1, 0x3400), range(0x3400, 0xD800, 7), range(0xE000, 0x1F300), range(0x1F300, 0x30000, 7)]
+    characters = [chr(code) for code in itertools.chain(*alphabets) if code != 0x2581]
+    assert [c for c in characters if tokenizer.normalize(c) != unicode_form(name, c)] == []
+
+
+def test_every_spelling_of_a_composed_character_gets_its_unicode_form(form):
+    name, tokenizer = form
+    for code in [*range(0xC0, 0xAC00), *range(0xAC00, 0xD7A4, 11), *range(0xF900, 0x1F000)]:
+        base, *marks = unicodedata.normalize("NFD", chr(code))
+        if not marks or unicodedata.normalize("NFC", chr(code)) != chr(code):
+            continue  # Unicode leaves a few apart in every form
+        for order in itertools.permutations(marks):
+            for composed in range(len(order) + 1):
+                spelling = unicodedata.normalize("NFC", base + "".join(order[:composed])) + "".join(order[composed:])
+                if unicodedata.normalize("NFC", spelling) == unicodedata.normalize("NFC", chr(code)):
+                    assert tokenizer.normalize(spelling) == unicode_form(name, spelling), ascii(spelling)
+
+
+def test_half_width_katakana_become_katakana(form):
+    name, tokenizer = form
+    for code, mark in itertools.product(range(0xFF66, 0xFF9E), ("", "\uff9e", "\uff9f", "\u3099")):
+        assert tokenizer.normalize(chr(code) + mark) == unicode_form(name, chr(code) + mark)
+    if name != "nfc":
+        assert tokenizer.normalize("\uff76\uff9e\uff70\uff84\uff9e") == "ガード"
+
+
+# A wide form, then what may follow it; other compatibility characters next to what composes are the stated exception.
+WRITTEN = st.characters(exclude_categories=["Cs", "M"], exclude_characters="\0\u2581\u03a3\uff9e\uff9f").filter(
+    lambda c: not 0x1100 <= ord(unicodedata.normalize("NFKD", c)[0]) < 0x1200 and not 0x3130 <= ord(c) < 0x3190
+)
+
+
+@given(text=st.lists(st.tuples(WRITTEN, st.sampled_from(["NFC", "NFD"])) | st.sampled_from([(c, "NFC") for c in ODD])))
+@settings(max_examples=200, deadline=None)
+def test_normalised_text_is_what_unicodedata_gives(form, text):
+    name, tokenizer = form
+    text = "".join(unicodedata.normalize(shape, c) for c, shape in text).replace("\0", "").replace("\u2581", "")
+    assert tokenizer.normalize(text) == unicode_form(name, text)
+
+
+@pytest.mark.skipif(not (FLICKR.exists() and ENJA.exists() and MULTI30K.exists()), reason=f"no texts under {DATA}")
+@pytest.mark.parametrize("shape", ["NFC", "NFD", "NFKD"])
+def test_normalised_english_german_japanese_is_what_unicodedata_gives(form, shape):
+    name, tokenizer = form
+    texts = flickr("en")[:2000] + ENJA.read_text(encoding="utf-8").splitlines()[:4000]
+    texts += gzip.decompress(MULTI30K.read_bytes()).decode().splitlines()
+    texts = [unicodedata.normalize(shape, text) for text in texts]
+    assert [tokenizer.normalize(text) for text in texts] == [unicode_form(name, text) for text in texts]
+
+
 def test_decoding_gives_the_normalised_text_where_nothing_is_unknown(tokenizer):
     for text in TEXTS + ODD + noise(200):
         ids = tokenizer.encode(text)
@@ -158,6 +234,109 @@ def test_without_normalisation_bytes_keep_every_character_and_blank(exact, text)
 def test_no_text_gives_a_special_id_but_unk(tokenizer):
     for text in TEXTS + ODD + noise(200):
         assert not {0, 2, 3} & set(tokenizer.encode(text))
+
+
+SCENE = "First Citizen:\nSpeak,  speak.\n\n\tALL:\r\nResolved; resolved."
+
+
+@given(text=st.text(st.sampled_from(SCENE)), start=st.integers(0, 20))
+def test_characters_are_one_id_each_and_none_is_lost(text, start):
+    tokenizer = Tokenizer.train([SCENE], model_type="char")
+    assert tokenizer.vocabulary_size == 4 + len(set(SCENE))
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids[start:]) == text[start:]
+    assert tokenizer.normalize(text) == text
+    assert len(ids) == len(text)
+
+
+def test_a_line_end_at_the_end_of_a_text_is_a_character_too():
+    tokenizer = Tokenizer.train(["ab\n", "\r\n", "c"], model_type="char")
+    assert tokenizer.decode(tokenizer.encode("\nab\r\n")) == "\nab\r\n"
+
+
+def test_a_limit_leaves_out_the_rarest_characters_and_tokens():
+    texts = ["a b a b a c"]
+    for model_type, blank in (("char", "\u2581"), ("word", "")):
+        tokenizer = Tokenizer.train(texts, 6 + len(blank), model_type)
+        assert {"a", "b"} == {p.replace("\u2581", "") for p in tokenizer.pieces(range(4, 6 + len(blank)))} - {""}
+        assert tokenizer.unk_id in tokenizer.encode("c")
+        assert (
+            Tokenizer.train(texts, 100, model_type).model_bytes == Tokenizer.train(texts, 100, model_type).model_bytes
+        )
+        assert Tokenizer.train(texts, 100, model_type).vocabulary_size == 7 + len(blank)
+
+
+@pytest.mark.skipif(not SHAKESPEARE.exists(), reason=f"no tinyshakespeare under {DATA}")
+def test_a_million_characters_go_there_and_back():
+    text = SHAKESPEARE.read_bytes().decode()
+    tokenizer = Tokenizer.train([text], model_type="char")
+    ids = tokenizer.encode(text)
+    assert (len(ids), tokenizer.vocabulary_size) == (1_115_394, 65 + 4)
+    assert tokenizer.decode(ids) == text
+
+
+def unsegmented(text: str) -> str:
+    """What the manual of subword-nmt does with sed."""
+    return re.sub("(@@ )|(@@ ?$)", "", text)
+
+
+TOKENS = ["brea@@", "king", "@@", "@@@", "@-@", "x@@y", "@", "\u72ac@@", "\u304c", "e\u0301@@"]
+
+
+@pytest.fixture(scope="module")
+def marked() -> Tokenizer:
+    return Tokenizer.train([" ".join(TOKENS)], model_type="word", joiner="@@")
+
+
+@given(tokens=st.lists(st.sampled_from(TOKENS)))
+def test_marked_tokens_join_as_sed_joins_them(marked, tokens):
+    ids = marked.encode("  ".join(tokens) + " ")
+    assert [piece.replace("\u2581", "") for piece in marked.pieces(ids)] == tokens
+    assert marked.decode([2, *ids, 3, 4]) == unsegmented(" ".join(tokens))
+    words = marked.words([2, *ids, 3, 4])
+    assert [word for word, _ in words] == unsegmented(" ".join(tokens)).split()
+    places = [place for _, positions in words for place in positions]
+    assert places == list(range(1, 1 + len(places)))
+    assert set(tokens[len(places) :]) <= {"@@"}  # left out: marks of nothing at the end
+
+
+def test_a_tab_or_line_end_separates_tokens(marked):
+    assert marked.encode("\tbrea@@\tking \r\n") == marked.encode("brea@@ king")
+
+
+def test_an_unknown_token_is_a_word(marked):
+    assert marked.decode(marked.encode("king dog king")) == "king \u2047 king"
+    assert marked.decode(marked.encode("dog")) == "\u2047"
+    assert marked.words(marked.encode("king dog brea@@ dog")) == [
+        ("king", [0]),
+        ("\u2047", [1]),
+        ("brea\u2047", [2, 3]),
+    ]
+
+
+def test_the_bytes_alone_hold_kind_and_joiner(tokenizer, marked, request):
+    assert (tokenizer.model_type, tokenizer.joiner) == (request.node.callspec.params["tokenizer"][1], None)
+    again = pickle.loads(pickle.dumps(marked))
+    assert (again.model_type, again.joiner) == ("word", "@@")
+    plain = sentencepiece.SentencePieceProcessor(model_proto=marked.model_bytes)
+    assert plain.decode(marked.encode("brea@@ king @-@")) == again.decode(marked.encode("brea@@ king @-@"))
+
+
+@pytest.mark.skipif(not SEGMENTED.exists(), reason=f"no multi30k_bpe_en_de under {DATA}")
+def test_segmented_text_goes_there_and_back():
+    tf, _ = pytest.importorskip("tensorflow"), pytest.importorskip("tensorflow_text")
+    lines = {p.name: p.read_text(encoding="utf-8").splitlines() for p in SEGMENTED.glob("*.*") if p.suffix != ".md"}
+    train = lines["train.en"] + lines["train.de"]
+    tokenizer = Tokenizer(Tokenizer.train(train, model_type="word", joiner="@@").model_bytes)
+    assert tokenizer.vocabulary_size == 4 + len({token for line in train for token in line.split()})
+    for name, texts in lines.items():
+        ids = [tokenizer.encode(text) for text in texts]
+        assert tokenizer.tf_encode(tf.constant(texts)).to_list() == ids
+        unknown = [tokenizer.unk_id in row for row in ids]
+        assert not any(unknown) if "train" in name else sum(unknown) < 0.02 * len(unknown)
+        joined = [tokenizer.decode(row) for row, bad in zip(ids, unknown, strict=True) if not bad]
+        wanted = [" ".join(text.split()) for text, bad in zip(texts, unknown, strict=True) if not bad]
+        assert joined == [unsegmented(text) for text in wanted]
 
 
 def test_half_a_surrogate_pair_is_encoded_as_the_replacement_character(tokenizer):
@@ -255,8 +434,19 @@ def test_a_long_text_is_not_left_out():
         ("a dog", {}, TypeError, "this is one string"),
         ([None], {}, TypeError, "not NoneType"),
         (TEXTS, {"vocabulary_size": 4}, ValueError, "no room beside the 4"),
-        (TEXTS, {"model_type": "word"}, ValueError, "'word'"),
-        (TEXTS, {"normalization": "nfkc"}, ValueError, "'nfkc'"),
+        (TEXTS, {"vocabulary_size": None}, ValueError, "needs a vocabulary_size"),
+        (TEXTS, {"model_type": "words"}, ValueError, "'words'"),
+        (TEXTS, {"normalization": "nfd"}, ValueError, "'nfd'"),
+        (TEXTS, {"joiner": "@@"}, ValueError, 'fits model_type="word", not "bpe"'),
+        (TEXTS, {"model_type": "word", "joiner": "@ "}, ValueError, "mark without blanks"),
+        (TEXTS, {"model_type": "word", "joiner": ""}, ValueError, "mark without blanks"),
+        (
+            TEXTS,
+            {"model_type": "word", "joiner": "@@", "normalization": "caption"},
+            ValueError,
+            "'caption' makes it ''",
+        ),
+        (TEXTS, {"model_type": "char", "byte_fallback": True}, ValueError, 'fits model_type "bpe"'),
         (TEXTS, {"character_coverage": 0.5}, ValueError, "0.5"),
     ],
 )
@@ -308,3 +498,12 @@ def test_a_failed_save_leaves_the_old_file(captions, tmp_path, monkeypatch):
 def test_importing_the_tokenizer_loads_no_tensorflow():
     program = "import sys, mmattn.preprocess.text; sys.exit(any(m.startswith('tensorflow') for m in sys.modules))"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+@pytest.mark.parametrize("model_type", ["bpe", "char", "word"])
+@pytest.mark.parametrize("normalization", ["none", "nfc", "nfkc", "nfkc_lower", "caption"])
+def test_normalization_is_told_from_the_bytes_alone(normalization, model_type):
+    texts = ["a dog runs", "two dogs run"] * 3
+    size = {} if model_type in ("char", "word") else {"vocabulary_size": 20, "shrink": True}
+    made = Tokenizer.train(texts, model_type=model_type, normalization=normalization, **size)
+    assert Tokenizer(made.model_bytes).normalization == normalization

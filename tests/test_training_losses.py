@@ -110,3 +110,20 @@ def test_loss_survives_serialization(batch):
 def test_impossible_smoothing_is_refused(smoothing):
     with pytest.raises(ValueError, match=r"label_smoothing=.* is not in \[0, 1\)"):
         MaskedCrossEntropy(smoothing)
+
+
+def test_gradients_accumulated_over_two_batches_are_those_of_both_in_one():
+    """With as many real tokens in each; the optimizer averages over batches."""
+    rng = np.random.default_rng(0)
+    inputs, labels = rng.normal(size=(4, 3, 5)).astype("float32"), rng.integers(0, 6, (4, 3))
+    weights = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1], [0, 0, 0]], "float32")  # 3 real ones in each half
+    results = []
+    for steps, parts in ((2, 2), (None, 1)):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((3, 5)), keras.layers.Dense(6)])
+        model.compile(keras.optimizers.Adam(0.1, gradient_accumulation_steps=steps), loss=MaskedCrossEntropy(0.1))
+        for part in np.split(np.arange(4), parts):
+            model.train_on_batch(inputs[part], labels[part], sample_weight=weights[part])
+        results.append([v.numpy() for v in model.trainable_variables])
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)

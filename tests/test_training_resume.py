@@ -410,3 +410,24 @@ def test_a_line_after_a_torn_one_is_kept(tmp_path):
         file.write('{"n": 2, "to')  # killed here
     log.append({"n": 3})
     assert log.read() == [{"n": 1}, {"n": 3}]
+
+
+def test_a_run_ends_with_the_best_of_single_weights_and_means_and_resumes_to_the_same(tmp_path):
+    options = {"epochs": 5, "snapshots": 2}
+    whole, parts = Run(tmp_path / "whole", **options), Run(tmp_path / "parts", **options)
+    state = whole.run()
+    assert parts.run(kill_at=11) is None
+    again = Run(tmp_path / "parts", **options).run()
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+    assert (state.best_score, state.best_weights) == (again.best_score, again.best_weights)
+    means = [line for line in whole.said if line.startswith("mean of the ")]
+    assert len(means) == 2
+    arrays, info = read(tmp_path / "whole" / "best.npz")
+    tried = [float(line.rpartition(" ")[2]) for line in means]
+    single = max(entry["val_score"] for entry in whole.loop.metrics.read())
+    assert state.best_score == pytest.approx(max([single, *tried]), rel=1e-3)
+    assert whole.validate(0)["score"] == pytest.approx(state.best_score, abs=1e-9)
+    assert info["weights"] == state.best_weights
+    before = [array.tobytes() for array in arrays.values()]
+    assert Run(tmp_path / "whole", **options).run().best_score == state.best_score  # tried once, not once a start
+    assert [array.tobytes() for array in read(tmp_path / "whole" / "best.npz")[0].values()] == before

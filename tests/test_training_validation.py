@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import json
+from typing import NamedTuple
 
 import pytest
 
 from mmattn.training.callbacks import ProgressLine
-from mmattn.training.describe import Made
 from mmattn.training.folder import JsonLines, git_commit
 from mmattn.training.subset import First
 from mmattn.training.validation import (
+    CAPTIONS,
     FinalOptions,
     Prediction,
+    Scoring,
     ValidationOptions,
     choose_decoding,
     confidence_threshold,
-    describe_pictures,
-    score,
+    predict,
     score_shuffled,
 )
+
+
+class Made(NamedTuple):
+    """What a generator answers for a row."""
+
+    text: str
+    confidence: float
+
 
 RECORDS = [{"id": n, "captions": [f"number {n} is here", f"here is {n}"]} for n in range(7)]
 
@@ -39,9 +48,9 @@ def knowing(inputs, **options):
 
 @pytest.mark.parametrize(("most", "expected"), [(None, 7), (4, 4), (3, 3), (100, 7)])
 def test_each_picture_is_described_once_in_order(most, expected):
-    made = describe_pictures(knowing, examples, {"num_beams": 2}, most)
+    made = predict(knowing, examples, {"num_beams": 2}, CAPTIONS, most)
     assert [p.id for p in made] == [str(n) for n in range(expected)]
-    assert all(p.caption in p.references for p in made)
+    assert all(p.text in p.references for p in made)
 
 
 def test_exact_counts_captions_that_equal_a_reference_word_for_word_after_normalisation():
@@ -51,26 +60,26 @@ def test_exact_counts_captions_that_equal_a_reference_word_for_word_after_normal
         Prediction("c", "two dogs", ["a dog runs", "Two dogs."], 1.0),
         Prediction("d", "", ["nothing"], 1.0),
     ]
-    assert score(made)["exact"] == 0.5
+    assert CAPTIONS(made)["exact"] == 0.5
 
 
 @pytest.mark.parametrize("count", [2, 3, 50])
-def test_shuffling_gives_no_picture_its_own_caption_and_uses_each_caption_once(count, monkeypatch):
+def test_shuffling_gives_no_picture_its_own_caption_and_uses_each_caption_once(count):
     made = [Prediction(str(n), f"caption {n}", [f"caption {n}"], 0.5) for n in range(count)]
     seen = []
-    monkeypatch.setattr("mmattn.training.validation.score", lambda given: seen.extend(given) or {})
-    score_shuffled(made, seed=3)
-    assert sorted(p.caption for p in seen) == sorted(p.caption for p in made)
-    assert [p.id for p in seen] == [p.id for p in made]
-    assert all(p.caption not in p.references for p in seen)
+    scoring = Scoring("captions", (), lambda texts, references: seen.extend(zip(texts, references, strict=True)) or {})
+    score_shuffled(made, scoring, seed=3)
+    assert sorted(text for text, _ in seen) == sorted(p.text for p in made)
+    assert [references for _, references in seen] == [p.references for p in made]
+    assert all(text not in references for text, references in seen)
 
 
 def test_choice_is_the_best_and_of_equals_the_cheapest():
     options = FinalOptions(num_beams=(3, 2, 1), length_penalty=(0.9, 0.6))
-    choice = choose_decoding(knowing, examples, {"max_length": 9}, options, "exact", lambda text: None)
+    choice = choose_decoding(knowing, examples, {"max_length": 9}, options, CAPTIONS, "exact", lambda text: None)
     assert choice.options == {"max_length": 9, "method": "beam", "num_beams": 2, "length_penalty": 0.6}
     assert len(choice.tried) == 5
-    assert all(p.caption in p.references for p in choice.predictions)
+    assert all(p.text in p.references for p in choice.predictions)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
@@ -90,7 +99,7 @@ def test_threshold_marks_the_share_that_was_asked_for(share):
         (lambda: FinalOptions(low_confidence_share=1.0), "low_confidence_share=1.0"),
         (lambda: ValidationOptions(method="sample"), "method='sample' is unknown. Known: greedy, beam"),
         (lambda: ValidationOptions(min_length=9, max_length=9), "min_length=9 must be 0 or more and less than"),
-        (lambda: ValidationOptions(pictures=0), "pictures=0 must be at least 1"),
+        (lambda: ValidationOptions(examples=0), "examples=0 must be at least 1"),
     ],
 )
 def test_impossible_options_are_refused_in_words(make, message):

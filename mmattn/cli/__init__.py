@@ -1,10 +1,10 @@
 """The `mmattn` command. Nothing heavy is imported before a command is known to be well formed.
 
-Exit codes: 0 done; 1 something failed (a photo, a bundle, a run); 2 the command line is wrong; 130 interrupted;
-141 whoever read our output went away.
+Exit codes: 0 done; 1 something failed (a photo, a line, a bundle, a run); 2 the command line is wrong; 130
+interrupted; 141 whoever read our output went away; 143 told to stop (SIGTERM).
 
 >>> main(["--version"])
-mmattn 0.1.0
+mmattn 0.2.0
 0
 """
 
@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import mmattn
-from mmattn.cli import caption
-from mmattn.cli.console import UsageError, complain, harmless, quiet_start
+from mmattn.cli import caption, generate, translate
+from mmattn.cli.console import Terminated, UsageError, complain, harmless, quiet_start
 
 _BACKENDS = ("tensorflow", "jax", "torch")
 _EXPERIMENTS = {"train": "train a model, or go on with a run", "evaluate": "score a model on a data set"}
@@ -38,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt as stop:
+        return 143 if isinstance(stop, Terminated) else 130
     except OSError as error:  # of our output: whoever read it went away, or the disk is full
         with contextlib.suppress(OSError, ValueError):  # so that Python's own flush at exit finds an open file
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mmattn",
         allow_abbrev=False,
-        description="Captions photos; trains and evaluates captioners.",
+        description="Captions photos, translates, writes text; trains and evaluates the models that do.",
         epilog="exit codes: 0 done, 1 something failed, 2 wrong command line, 130 interrupted",
     )
     parser.add_argument("--version", action="version", version=f"mmattn {mmattn.__version__}")
@@ -122,6 +122,20 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("caption", allow_abbrev=False, help="describe photos", description=text)
     caption.add_arguments(command)
     command.set_defaults(run=caption.run)
+    command = commands.add_parser(
+        "translate",
+        allow_abbrev=False,
+        help="translate sentences or a file",
+        description=translate.DESCRIPTION,
+        epilog=translate.EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    translate.add_arguments(command)
+    command.set_defaults(run=translate.run)
+    text = "Writes text with a language model, after a prompt or from nothing."
+    command = commands.add_parser("generate", allow_abbrev=False, help="write text", description=text)
+    generate.add_arguments(command)
+    command.set_defaults(run=generate.run)
     text = "Says what a bundle is, after checking its files."
     command = commands.add_parser("info", allow_abbrev=False, help="say what a bundle is", description=text)
     command.add_argument(

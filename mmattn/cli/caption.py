@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmattn.cli.console import UsageError, complain, print_json, printable, quiet_start
+from mmattn.cli.bundles import check_kind
+from mmattn.cli.console import UsageError, complain, count, json_line, printable, quiet_start
 
 _FORMATS = (
     "avif",
@@ -42,11 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("photos", nargs="+", metavar="PHOTO", help="an image file, a folder, a pattern, or - for standard input")
     add("--bundle", metavar="B", help="a model's folder, or the name of a shipped one (default: the shipped one)")
-    add("--beams", type=_count, metavar="N", help="width of the beam search (default: the bundle's)")
-    add("--nbest", type=_count, default=1, metavar="N", help="N lines a photo, best first, with the score in column 3")
+    add("--beams", type=count, metavar="N", help="width of the beam search (default: the bundle's)")
+    add("--nbest", type=count, default=1, metavar="N", help="N lines a photo, best first, with the score in column 3")
     add("--json", action="store_true", help="one JSON object a line instead, failures included")
     add("--attention", metavar="DIR", help="also write pictures there: where the model looked for each word")
-    add("--batch-size", type=_count, default=16, metavar="N", help="photos described at once (default: 16)")
+    add("--batch-size", type=count, default=16, metavar="N", help="photos described at once (default: 16)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -57,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     with quiet_start():
         from mmattn.bundle import BundleError
         from mmattn.inference import Captioner
+    check_kind(arguments.bundle, "captioner")
     try:
         captioner = Captioner.load(arguments.bundle)
     except BundleError as error:
@@ -135,7 +137,7 @@ def _report(name: str, image: Any, result: Any, as_json: bool, captioner: Any, p
         reason = str(getattr(result, "reason", result))
         complain(f"{printable(name)}: {reason}")
         if as_json:
-            print_json({"image": name, "error": reason})
+            print(json_line({"image": name, "error": reason}))
         return False
     record: dict[str, Any] = {"image": name, "caption": result.text, "score": result.score}
     record |= {"confidence": result.confidence, "low_confidence": result.low_confidence}
@@ -147,7 +149,7 @@ def _report(name: str, image: Any, result: Any, as_json: bool, captioner: Any, p
             record["error"] = f"no attention picture: {problem}"
             complain(f"{printable(name)}: {record['error']}")
     if as_json:
-        print_json(record)
+        print(json_line(record))
     else:
         for one in (result, *result.alternatives):
             score = [f"{one.score:.4f}"] if result.alternatives else []
@@ -176,9 +178,3 @@ class Pictures:
         path = self.folder / f"{free}{PICTURE}"
         captioner.save_attention(image, path, caption)
         return str(path)
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"a whole number of at least 1 is needed, not {text!r}")
-    return int(text)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # what a terminal may obey
+_NO_JSON = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # what a terminal may obey or a reader take for a line's end
 # What the libraries of TensorFlow and grain print while they are being loaded, before any setting can reach them.
 _START_UP_NOTICE = re.compile(
     rb"WARNING: All log messages before absl"
@@ -22,6 +26,27 @@ _START_UP_NOTICE = re.compile(
 
 class UsageError(Exception):
     """The command line asks for something that can't be; the message says what would fit."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does, with exit code 143."""
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Makes SIGTERM a `Terminated` here, so that what is being done can end in words."""
+
+    def stop(*_: Any) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
@@ -60,6 +85,23 @@ def complain(text: str) -> None:
     print(f"mmattn: {text}", file=sys.stderr)
 
 
+def put(text: str) -> None:
+    """Whole lines to standard output: as they are, in UTF-8, to a file or a pipe; to a terminal without what it obeys.
+
+    A tab stays a tab.
+    """
+    if sys.stdout.isatty():
+        lines = text.split("\n")
+        text = "\n".join("\t".join(map(harmless, line.split("\t"))) for line in lines)
+    buffer = None if sys.stdout.isatty() else getattr(sys.stdout, "buffer", None)
+    sys.stdout.flush()
+    if buffer is None:
+        sys.stdout.write(text)
+    else:
+        buffer.write(text.encode(errors="surrogateescape"))
+    sys.stdout.flush()
+
+
 def harmless(text: str) -> str:
     """A text of unknown origin, its control characters written as escapes: no line break, no command to a terminal."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
@@ -74,11 +116,18 @@ def printable(name: str) -> str:
     return harmless(name.replace("\\", "\\\\"))
 
 
-def print_json(record: dict[str, Any]) -> None:
+def json_line(record: dict[str, Any]) -> str:
     """One JSON object on one line; ASCII escapes only where UTF-8 can't hold a file name."""
     text = json.dumps(record, ensure_ascii=False)
     try:
         text.encode()
     except UnicodeEncodeError:
         text = json.dumps(record)
-    print(_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
+    return _NO_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1, from the command line."""
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"a whole number of at least 1 is needed, not {text!r}")
+    return int(text)

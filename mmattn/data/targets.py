@@ -118,10 +118,14 @@ def swap_sides(text: str) -> str:
 
 
 def _labels(text: str, encode_text: Callable[[str], Sequence[int]]) -> np.ndarray:
-    ids = list(encode_text(text))
+    return np.array([*check_ids(encode_text(text), text), EOS], "int32")
+
+
+def check_ids(ids: Sequence[int], text: str) -> Sequence[int]:
+    """The ids of a text, if none of them is one that is added here."""
     if special := {PAD, BOS, EOS}.intersection(ids):
         raise ValueError(
-            f"encode_text returned the special id {min(special)} for {text!r}: {ids}. Ids of words alone are wanted; "
-            f"pad {PAD}, bos {BOS} and eos {EOS} are added here."
+            f"encode_text returned the special id {min(special)} for {text!r}: {list(ids)}. Ids of words alone are "
+            f"wanted; pad {PAD}, bos {BOS} and eos {EOS} are added here."
         )
-    return np.array([*ids, EOS], "int32")
+    return ids

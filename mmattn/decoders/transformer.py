@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from mmattn.layers import LearnedPositions, SinusoidalPositions, TokenEmbedding, TransformerDecoderBlock
-from mmattn.layers.checks import check_heads, check_positive, check_shares
+from mmattn.layers.checks import check_heads, check_positions, check_positive, check_shares
 from mmattn.layers.seeds import part_seed
 
 
@@ -25,11 +25,13 @@ class TransformerDecoder(keras.layers.Layer):
         dropout: share dropped in training, of every residual branch's output and after the embedding.
         token_dropout: share of the input tokens whose embedding is hidden in training, so that the decoder leans on
             the memory rather than on what it said before (Bowman et al. 2016, section 3.3).
-        positions: "sinusoidal", or "learned" with `max_length`.
+        attention_dropout: share of the attention weights dropped in training.
+        positions: "sinusoidal", "rotary" (in the self-attention), or "learned" with `max_length`.
         max_length: the longest sequence with learned positions.
         norm: "pre" or "post", see `mmattn.layers.TransformerEncoderBlock`.
         activation: of the position-wise networks.
         cross_attention: False gives a language model, whose memory is None.
+        output_bias: whether the logits have a bias.
         seed: of the dropouts; each makes its own from it.
 
     Call arguments:
@@ -37,6 +39,8 @@ class TransformerDecoder(keras.layers.Layer):
         memory: `(B, S, D')`, or None for a language model.
         memory_mask: `(B, S)` boolean, True = real; None = all real.
         state: nothing here; a decoder with a memory of its own across calls carries it in this argument.
+        places: int `(M,)`, flat places b * T + t: give the logits there alone, `(M, V)`. In training those of padding
+            are not worth their cost.
         return_attention_scores: also return the cross-attention `(B, N, H, T, S)`.
 
     Returns:
@@ -69,11 +73,13 @@ class TransformerDecoder(keras.layers.Layer):
         intermediate_dim: int | None = None,
         dropout: float = 0.0,
         token_dropout: float = 0.0,
+        attention_dropout: float = 0.0,
         positions: str = "sinusoidal",
         max_length: int | None = None,
         norm: str = "pre",
         activation: Any = "relu",
         cross_attention: bool = True,
+        output_bias: bool = True,
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -81,7 +87,7 @@ class TransformerDecoder(keras.layers.Layer):
         check_positive(vocabulary_size=vocabulary_size, hidden_dim=hidden_dim, num_layers=num_layers)
         check_heads(num_heads, hidden_dim)
         check_shares(dropout=dropout, token_dropout=token_dropout)
-        _check_positions(positions, max_length)
+        check_positions(positions, max_length)
         self.vocabulary_size = vocabulary_size
         self.hidden_dim = hidden_dim
         self.num_layers = num_layers
@@ -89,20 +95,25 @@ class TransformerDecoder(keras.layers.Layer):
         self.intermediate_dim = intermediate_dim
         self.dropout = dropout
         self.token_dropout = token_dropout
+        self.attention_dropout = attention_dropout
         self.positions = positions
         self.max_length = max_length
         self.norm = norm
         self.activation = keras.activations.get(activation)
         self.has_cross_attention = cross_attention
+        self.output_bias = output_bias
         self.seed = seed
 
         dtype = self.dtype_policy
-        self.token_embedding = TokenEmbedding(vocabulary_size, hidden_dim, dtype=dtype, name="token_embedding")
+        self.token_embedding = TokenEmbedding(
+            vocabulary_size, hidden_dim, output_bias=output_bias, dtype=dtype, name="token_embedding"
+        )
+        self.position_embedding: Any = None
         if positions == "learned" and max_length is not None:
             self.position_embedding = LearnedPositions(
                 max_length, initializer=keras.initializers.RandomNormal(stddev=0.02), dtype=dtype, name="positions"
             )
-        else:
+        elif positions == "sinusoidal":
             self.position_embedding = SinusoidalPositions(dtype=dtype, name="positions")
         seeds = {name: part_seed(seed, "decoder", name) for name in ("embedding_dropout", "hidden_tokens")}
         self.embedding_dropout = keras.layers.Dropout(dropout, seed=seeds["embedding_dropout"], dtype=dtype)
@@ -116,7 +127,9 @@ class TransformerDecoder(keras.layers.Layer):
                 cross_attention,
                 activation=activation,
                 dropout=dropout,
+                attention_dropout=attention_dropout,
                 norm=norm,
+                positions="rotary" if positions == "rotary" else None,
                 seed=part_seed(seed, "decoder", f"block_{i}"),
                 dtype=dtype,
                 name=f"block_{i}",
@@ -129,8 +142,10 @@ class TransformerDecoder(keras.layers.Layer):
 
     def build(self, token_ids_shape: Any, memory_shape: Any = None) -> None:
         width = (None, None, self.hidden_dim)
-        self.token_embedding.build(token_ids_shape)
-        self.position_embedding.build(width)
+        if not self.token_embedding.built:  # a shared table is built by whoever comes first
+            self.token_embedding.build(token_ids_shape)
+        if self.position_embedding is not None:
+            self.position_embedding.build(width)
         for block in self.blocks:
             block.build(width, memory_shape)
         if self.final_norm is not None:
@@ -142,6 +157,7 @@ class TransformerDecoder(keras.layers.Layer):
         memory: Any = None,
         memory_mask: Any = None,
         state: Any = None,
+        places: Any = None,
         return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> Any:
@@ -150,7 +166,9 @@ class TransformerDecoder(keras.layers.Layer):
         x = self.token_embedding(token_ids)  # (B, T, D)
         if training and self.token_dropout:  # hidden, not rescaled: at inference every token is there
             x = self.hidden_tokens(x, training=True) * (1.0 - self.token_dropout)
-        x = self.embedding_dropout(self.position_embedding(x), training=training)
+        if self.position_embedding is not None:
+            x = self.position_embedding(x)
+        x = self.embedding_dropout(x, training=training)
         scores = []
         for block in self.blocks:
             if return_attention_scores:
@@ -158,6 +176,8 @@ class TransformerDecoder(keras.layers.Layer):
                 scores.append(weights)
             else:
                 x = block(x, memory, memory_mask=memory_mask, training=training)
+        if places is not None:
+            x = ops.take(ops.reshape(x, (-1, self.hidden_dim)), places, axis=0)  # (M, D)
         logits, state = self._logits(x), () if state is None else state
         return (logits, state, ops.stack(scores, axis=1)) if return_attention_scores else (logits, state)
 
@@ -197,7 +217,9 @@ class TransformerDecoder(keras.layers.Layer):
         Returns:
             logits `(B, V)` and the new state.
         """
-        x = self.position_embedding.step(self.token_embedding(token_ids), index)
+        x = self.token_embedding(token_ids)
+        if self.position_embedding is not None:
+            x = self.position_embedding.step(x, index)
         caches = []
         for block, block_context, cache in zip(self.blocks, context, state, strict=True):
             x, cache = block.step(x, index, block_context, cache)
@@ -217,17 +239,12 @@ class TransformerDecoder(keras.layers.Layer):
             "intermediate_dim": self.intermediate_dim,
             "dropout": self.dropout,
             "token_dropout": self.token_dropout,
+            "attention_dropout": self.attention_dropout,
             "positions": self.positions,
             "max_length": self.max_length,
             "norm": self.norm,
             "activation": keras.activations.serialize(self.activation),
             "cross_attention": self.has_cross_attention,
+            "output_bias": self.output_bias,
             "seed": self.seed,
         }
-
-
-def _check_positions(positions: str, max_length: int | None) -> None:
-    if positions not in ("sinusoidal", "learned"):
-        raise ValueError(f'positions is "sinusoidal" or "learned". Received {positions!r}.')
-    if positions == "learned" and max_length is None:
-        raise ValueError('positions="learned" needs max_length, the longest sequence. Received None.')

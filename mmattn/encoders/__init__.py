@@ -5,5 +5,13 @@ from mmattn.encoders.efficientnet_lite import EfficientNetLite
 from mmattn.encoders.features import FeatureCache
 from mmattn.encoders.image import VisionTransformer
 from mmattn.encoders.keras_application import KerasApplication
+from mmattn.encoders.text import TextEncoder
 
-__all__ = ["BackboneEncoder", "EfficientNetLite", "FeatureCache", "KerasApplication", "VisionTransformer"]
+__all__ = [
+    "BackboneEncoder",
+    "EfficientNetLite",
+    "FeatureCache",
+    "KerasApplication",
+    "TextEncoder",
+    "VisionTransformer",
+]

@@ -40,15 +40,17 @@ def attend(query: Any, key: Any, value: Any, mask: Any = None, dropout: Any = No
         `(B, H, T, K)` and the weights `(B, H, T, S)` before dropout.
     """
     scores = ops.matmul(query * (1.0 / math.sqrt(query.shape[-1])), ops.transpose(key, (0, 1, 3, 2)))
-    wide = keras.backend.result_type(scores.dtype, "float32")
-    half = keras.backend.standardize_dtype(scores.dtype) == "float16"
+    dtype = keras.backend.standardize_dtype(scores.dtype)
+    wide = "float64" if dtype == "float64" else "float32"
     scores = ops.cast(scores, wide)
-    if half:  # a product that left float16's range is infinite, and the softmax of infinity is not a number
+    if (
+        dtype == "float16"
+    ):  # a product that left float16's range is infinite, and the softmax of infinity is not a number
         scores = ops.clip(scores, -FLOAT16_MAX, FLOAT16_MAX)
     if mask is None:
-        weights = ops.softmax(scores, axis=-1)
+        weights = _softmax(scores)
     else:
-        weights = ops.softmax(ops.where(mask, scores, ops.cast(HIDDEN, wide)), axis=-1)
+        weights = _softmax(ops.where(mask, scores, ops.cast(HIDDEN, wide)))
         weights = weights * ops.cast(ops.any(mask, axis=-1, keepdims=True), wide)
     weights = ops.cast(weights, value.dtype)
     return ops.matmul(weights if dropout is None else dropout(weights), value), weights
@@ -280,166 +282,9 @@ class MultiHeadAttention(keras.layers.Layer):
         }
 
 
-@keras.saving.register_keras_serializable(package="mmattn")
-class SelfAttention(MultiHeadAttention):
-    """A sequence attends to itself: Q = K = V = X.
-
-    Arguments as in `MultiHeadAttention`.
-
-    Call arguments:
-        inputs: `(B, T, D)`.
-        padding_mask: `(B, T)` boolean, True = real; nobody looks at a False position.
-        mask, inputs_mask: the same, filled in by Keras with the mask that arrives on `inputs` itself.
-        attention_mask, use_causal_mask, return_attention_scores, training: as in `MultiHeadAttention`.
-
-    Step by step: `start` makes an empty cache, `step` adds one position to it and gives what `call` with
-    `use_causal_mask=True` gives there.
-
-    Example:
-        >>> import numpy as np
-        >>> layer = SelfAttention(num_heads=2, key_dim=4)
-        >>> x = np.random.default_rng(0).normal(size=(1, 3, 8)).astype("float32")
-        >>> whole = layer(x, use_causal_mask=True)
-        >>> cache = layer.start(batch_size=1, max_length=3)
-        >>> for t in range(3):
-        ...     output, cache = layer.step(x[:, t], t, cache)
-        >>> bool(np.allclose(output, whole[:, -1], atol=1e-6))
-        True
-    """
-
-    def build(self, inputs_shape: Any) -> None:  # type: ignore[override]
-        super().build(inputs_shape, inputs_shape)
-
-    def call(  # type: ignore[override]
-        self,
-        inputs: Any,
-        padding_mask: Any = None,
-        attention_mask: Any = None,
-        mask: Any = None,
-        inputs_mask: Any = None,
-        return_attention_scores: bool = False,
-        training: bool | None = None,
-        use_causal_mask: bool = False,
-    ) -> Any:
-        implicit = inputs_mask if mask is None else mask
-        return super().call(
-            inputs, inputs, key_mask=padding_mask, value_mask=implicit, attention_mask=attention_mask,
-            return_attention_scores=return_attention_scores, training=training, use_causal_mask=use_causal_mask,
-        )  # fmt: skip
-
-    def start(self, batch_size: Any, max_length: int) -> dict[str, Any]:
-        """An empty cache for `max_length` positions: keys and values `(B, H, L, K)`."""
-        shape = (batch_size, self.num_heads, max_length)
-        return {
-            "keys": ops.zeros((*shape, self.key_dim), dtype=self.compute_dtype),
-            "values": ops.zeros((*shape, self.value_dim), dtype=self.compute_dtype),
-        }
-
-    def step(self, inputs: Any, index: Any, cache: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Attends from position `index` to the positions 0 .. index.
-
-        Args:
-            inputs: `(B, D)`, the position's input.
-            index: its place, one number for all rows.
-            cache: from `start` or the last step.
-
-        Returns:
-            `(B, D)` and the new cache.
-
-        Raises:
-            ValueError: for an `index` beyond the cache, where it is a Python number; a tensor's cannot be seen.
-        """
-        length = cache["keys"].shape[2]
-        if isinstance(index, int) and not 0 <= index < length:
-            raise ValueError(f"The cache holds positions 0 to {length - 1}. Received index={index}.")
-        row = inputs[:, None, :]
-        key, value = self.project_memory(row, row)
-        keys = ops.slice_update(cache["keys"], (0, 0, index, 0), key)
-        values = ops.slice_update(cache["values"], (0, 0, index, 0), value)
-        seen = ops.less_equal(ops.arange(keys.shape[2], dtype="int32"), index)[None, None, None, :]
-        output, _ = self._attend_and_project(self._project_query(row), keys, values, seen, training=False)
-        return output[:, 0], {"keys": keys, "values": values}
-
-    def compute_output_spec(  # type: ignore[override]
-        self,
-        inputs: Any,
-        padding_mask: Any = None,
-        attention_mask: Any = None,
-        mask: Any = None,
-        inputs_mask: Any = None,
-        return_attention_scores: bool = False,
-        training: bool | None = None,
-        use_causal_mask: bool = False,
-    ) -> Any:
-        return super().compute_output_spec(inputs, inputs, return_attention_scores=return_attention_scores)
-
-
-@keras.saving.register_keras_serializable(package="mmattn")
-class CrossAttention(MultiHeadAttention):
-    """One sequence attends to another: Q = Z, K = V = X^(N).
-
-    Arguments as in `MultiHeadAttention`.
-
-    Call arguments:
-        inputs: `(B, T, D)`, those who ask.
-        memory: `(B, S, D')`, what is looked at.
-        memory_mask: `(B, S)` boolean, True = real.
-        attention_mask, return_attention_scores, training: as in `MultiHeadAttention`.
-
-    Step by step: `start` projects the memory once, `step` asks for one position.
-
-    Example:
-        >>> import numpy as np
-        >>> layer = CrossAttention(num_heads=2, key_dim=4)
-        >>> words, patches = np.ones((1, 3, 8), "float32"), np.ones((1, 5, 6), "float32")
-        >>> whole = layer(words, patches)
-        >>> context = layer.start(patches)
-        >>> bool(np.allclose(layer.step(words[:, 0], context), whole[:, 0], atol=1e-6))
-        True
-    """
-
-    def build(self, inputs_shape: Any, memory_shape: Any) -> None:  # type: ignore[override]
-        super().build(inputs_shape, memory_shape)
-
-    def call(  # type: ignore[override]
-        self,
-        inputs: Any,
-        memory: Any,
-        memory_mask: Any = None,
-        attention_mask: Any = None,
-        return_attention_scores: bool = False,
-        training: bool | None = None,
-    ) -> Any:
-        return super().call(
-            inputs, memory, value_mask=memory_mask, attention_mask=attention_mask,
-            return_attention_scores=return_attention_scores, training=training,
-        )  # fmt: skip
-
-    def start(self, memory: Any, memory_mask: Any = None) -> dict[str, Any]:
-        """The keys and values `(B, H, S, K)` of the memory and its mask, which every step shares."""
-        if memory_mask is not None:
-            memory_mask = check_padding(memory_mask, memory.shape[1], "memory_mask")
-        keys, values = self.project_memory(memory, memory)
-        return {"keys": keys, "values": values, "mask": memory_mask}
-
-    def step(self, inputs: Any, context: dict[str, Any]) -> Any:
-        """Attends from one position's input `(B, D)` to the whole memory; returns `(B, D)`."""
-        mask = context["mask"]
-        mask = None if mask is None else mask[:, None, None, :]
-        query = self._project_query(inputs[:, None, :])
-        output, _ = self._attend_and_project(query, context["keys"], context["values"], mask, training=False)
-        return output[:, 0]
-
-    def compute_output_spec(  # type: ignore[override]
-        self,
-        inputs: Any,
-        memory: Any,
-        memory_mask: Any = None,
-        attention_mask: Any = None,
-        return_attention_scores: bool = False,
-        training: bool | None = None,
-    ) -> Any:
-        return super().compute_output_spec(inputs, memory, return_attention_scores=return_attention_scores)
+def _softmax(scores: Any) -> Any:
+    """Over the last axis. Keras warns of an axis of length 1, which here is a sentence of one word."""
+    return ops.ones_like(scores) if scores.shape[-1] == 1 else ops.softmax(scores, axis=-1)
 
 
 def _copy(initializer: Any) -> Any:

@@ -14,9 +14,11 @@ from typing import Any
 import keras
 from keras import ops
 
-from mmattn.layers.attention import CrossAttention, SelfAttention
 from mmattn.layers.checks import check_heads, check_positive, check_shares
+from mmattn.layers.cross_attention import CrossAttention
+from mmattn.layers.rotary import check_rotary
 from mmattn.layers.seeds import part_seed
+from mmattn.layers.self_attention import SelfAttention
 
 NORMS = ("pre", "post")
 
@@ -102,6 +104,7 @@ class _Block(keras.layers.Layer):
         norm: str = "pre",
         norm_epsilon: float = 1e-5,
         seed: int | None = None,
+        positions: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -109,6 +112,7 @@ class _Block(keras.layers.Layer):
             raise ValueError(f"norm is one of {NORMS}. Received {norm!r}.")
         check_positive(num_heads=num_heads, intermediate_dim=intermediate_dim, key_dim=key_dim)
         check_shares(dropout=dropout, attention_dropout=attention_dropout)
+        check_rotary(positions, key_dim)
         self.supports_masking = True
         self.num_heads = num_heads
         self.intermediate_dim = intermediate_dim
@@ -119,6 +123,7 @@ class _Block(keras.layers.Layer):
         self.norm = norm
         self.norm_epsilon = norm_epsilon
         self.seed = seed
+        self.positions = positions
 
     def _head_width(self, width: int) -> int:
         if self.key_dim is not None:
@@ -149,6 +154,11 @@ class _Block(keras.layers.Layer):
         x = x + (dropout(output, training=training) if training else output)
         return (x if self.norm == "pre" else norm(x)), more
 
+    def _self_attention(self, width: int) -> SelfAttention:
+        part = SelfAttention(positions=self.positions, **self._attention_options("self_attention", width))
+        part.build((None, None, width))
+        return part
+
     def _attention_options(self, name: str, width: int) -> dict[str, Any]:
         return {
             "name": name,
@@ -176,6 +186,7 @@ class _Block(keras.layers.Layer):
             "norm": self.norm,
             "norm_epsilon": self.norm_epsilon,
             "seed": self.seed,
+            "positions": self.positions,
         }
 
 
@@ -193,6 +204,7 @@ class TransformerEncoderBlock(_Block):
         norm: "pre" (`x + part(norm(x))`; the stack needs a norm at its end) or "post" (`norm(x + part(x))`).
         norm_epsilon: of the layer normalisation.
         seed: of the dropouts; each makes its own from it.
+        positions: of the self-attention: None or "rotary", see `SelfAttention`.
 
     Call arguments:
         inputs: `(B, T, D)`.
@@ -215,8 +227,7 @@ class TransformerEncoderBlock(_Block):
 
     def build(self, inputs_shape: Any) -> None:
         width = inputs_shape[-1]
-        attention = SelfAttention(**self._attention_options("self_attention", width))
-        attention.build((None, None, width))
+        attention = self._self_attention(width)
         self._add_parts(width, self_attention=attention, feed_forward=self._feed_forward(width))
 
     def call(
@@ -294,9 +305,7 @@ class TransformerDecoderBlock(_Block):
 
     def build(self, inputs_shape: Any, memory_shape: Any = None) -> None:
         width = inputs_shape[-1]
-        attention = SelfAttention(**self._attention_options("self_attention", width))
-        attention.build((None, None, width))
-        parts: dict[str, keras.layers.Layer] = {"self_attention": attention}
+        parts: dict[str, keras.layers.Layer] = {"self_attention": self._self_attention(width)}
         self._check_memory(memory_shape)
         if self.has_cross_attention:
             cross = CrossAttention(**self._attention_options("cross_attention", width))

@@ -40,3 +40,16 @@ def check_heads(num_heads: int, width: int, name: str = "hidden_dim", hint: str 
     if width % num_heads:
         fits = ", ".join(str(n) for n in range(1, width + 1) if width % n == 0)
         raise ValueError(f"num_heads={num_heads} does not divide {name}={width}. Heads that fit: {fits}.{hint}")
+
+
+def check_positions(positions: str, max_length: int | None) -> None:
+    """Refuses an unknown kind of positions, and learned ones without a longest sequence.
+
+    >>> check_positions("learned", None)
+    Traceback (most recent call last):
+    ValueError: positions="learned" needs max_length, the longest sequence. Received None.
+    """
+    if positions not in ("sinusoidal", "rotary", "learned"):
+        raise ValueError(f'positions is "sinusoidal", "rotary" or "learned". Received {positions!r}.')
+    if positions == "learned" and max_length is None:
+        raise ValueError('positions="learned" needs max_length, the longest sequence. Received None.')

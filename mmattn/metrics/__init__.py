@@ -1,4 +1,4 @@
-"""Scores of generated text against references: BLEU, CIDEr-D, ROUGE-L, caption diagnostics, bootstrap intervals.
+"""Scores of generated text against references: BLEU, chrF, CIDEr-D, ROUGE-L, diagnostics, bootstrap intervals.
 
 They need no Java and no network.
 Everywhere `hypotheses` is a list of N strings and `references` a list of N lists of strings: `references[i]` are the
@@ -10,9 +10,11 @@ from mmattn.metrics.bootstrap import Interval, bootstrap
 from mmattn.metrics.captions import caption_scores, normalize_caption, repeats
 from mmattn.metrics.cider import cider_d, cider_d_scores
 from mmattn.metrics.rouge import rouge_l, rouge_l_scores
+from mmattn.metrics.translation import bleu_interval, detokenize, translation_scores, words_for_bleu
 
 __all__ = [
     "Interval",
+    "bleu_interval",
     "bleu_orders",
     "bleu_signature",
     "bootstrap",
@@ -20,8 +22,11 @@ __all__ = [
     "cider_d",
     "cider_d_scores",
     "corpus_bleu",
+    "detokenize",
     "normalize_caption",
     "repeats",
     "rouge_l",
     "rouge_l_scores",
+    "translation_scores",
+    "words_for_bleu",
 ]

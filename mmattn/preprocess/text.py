@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Literal
 
 import sentencepiece
 
-from mmattn.preprocess.vocabulary import SPECIAL_IDS, train_model, valid_text
-from mmattn.preprocess.words import group_words
+from mmattn.preprocess.normalization import BLANK
+from mmattn.preprocess.vocabulary import SPECIAL_IDS, read_joiner, read_model_type, train_model, valid_text
+from mmattn.preprocess.words import group_words, join_tokens
 
-BLANK = "\u2581"  # how SentencePiece writes a blank inside a piece
-UNKNOWN = "\u2047"  # how it writes an unknown piece in decoded text
+UNKNOWN = "\u2047"  # how SentencePiece writes an unknown piece in decoded text
 
 
 class Tokenizer:
@@ -28,6 +28,10 @@ class Tokenizer:
 
     Args:
         model_bytes: a serialised SentencePiece model, as `Tokenizer.train`, `Tokenizer.save` or `spm_train` wrote it.
+
+    Attributes:
+        model_type: "bpe", "unigram", "char" or "word".
+        joiner: the mark at the end of a piece that goes on in the next one; None for a model without such marks.
 
     Raises:
         ValueError: the bytes are not a SentencePiece model, or its special ids are others.
@@ -42,6 +46,15 @@ class Tokenizer:
         ['a', 'dog', 'runs']
         >>> Tokenizer(tokenizer.model_bytes).encode("two dogs") == tokenizer.encode("two dogs")
         True
+
+        Text that subword-nmt has segmented, and characters:
+
+        >>> tokenizer = Tokenizer.train(["brea@@ king news", "news @-@ room"], model_type="word", joiner="@@")
+        >>> tokenizer.vocabulary_size, tokenizer.decode(tokenizer.encode("brea@@ king news"))
+        (9, 'breaking news')
+        >>> tokenizer = Tokenizer.train(["To be,\\n\\nor not"], model_type="char")
+        >>> tokenizer.decode(tokenizer.encode("\\nnot  to be"))
+        '\\nnot  to be'
     """
 
     pad_id: ClassVar[int] = SPECIAL_IDS["pad_id"]
@@ -66,15 +79,18 @@ class Tokenizer:
                 f"The special ids (pad, unk, bos, eos) of a tokenizer must be {wanted}; this model has {found} "
                 "(-1: none). Train it with pad_id=0, unk_id=1, bos_id=2, eos_id=3."
             )
+        self.model_type = read_model_type(self.model_bytes)
+        self.joiner = read_joiner(self.model_bytes)
 
     @classmethod
     def train(
         cls,
         texts: Iterable[str],
-        vocabulary_size: int,
-        model_type: Literal["bpe", "unigram"] = "bpe",
+        vocabulary_size: int | None = None,
+        model_type: Literal["bpe", "unigram", "char", "word"] = "bpe",
         *,
-        normalization: Literal["none", "caption"] = "none",
+        normalization: Literal["none", "nfc", "nfkc", "nfkc_lower", "caption"] = "none",
+        joiner: str | None = None,
         character_coverage: float = 1.0,
         byte_fallback: bool = False,
         shrink: bool = False,
@@ -83,19 +99,25 @@ class Tokenizer:
 
         Args:
             texts: the training texts; all of them are read into memory.
-            vocabulary_size: number of ids, the 4 special ones (and 256 bytes with `byte_fallback`) included.
-            model_type: "bpe" (Sennrich et al. 2016) or "unigram" (Kudo 2018).
-            normalization: "none" keeps the text as it is, each blank included. "caption" keeps lower-case words
-                alone: NFKC, letters, digits, marks and apostrophes; all else becomes one blank. See `normalize`.
+            vocabulary_size: number of ids, the 4 special ones (and 256 bytes with `byte_fallback`) included. For "char"
+                and "word" an upper limit that leaves out the rarest; None takes all that occur.
+            model_type: "bpe" (Sennrich et al. 2016); "unigram" (Kudo 2018); "char", one id for each character, line
+                ends and repeated blanks included; "word" for text that is segmented already: its tokens are what
+                blanks (of ASCII) separate, and neighbouring unknown ones share one unk.
+            normalization: "none" or "nfc", which keep each blank (but "word"); "nfkc" or "nfkc_lower", where each run
+                of blanks is one; "caption", lower-case words alone: letters, digits, marks and apostrophes, all else
+                one blank. `mmattn.preprocess.normalization` states each exactly. See `normalize`.
+            joiner: for "word", the mark of a token that goes on in the next one, "@@" in the text of subword-nmt.
+                `decode` and `words` join such tokens; a mark at the end of a text vanishes.
             character_coverage: share of the characters in the texts that get an id of their own; the rarest others
                 become unk (or bytes). 0.9995 is usual for Chinese and Japanese.
             byte_fallback: write a character outside the vocabulary as its UTF-8 bytes instead of unk.
             shrink: texts that cannot fill `vocabulary_size` give the largest vocabulary that they can fill, instead
-                of an error.
+                of an error. "char" and "word" always do.
 
         Raises:
-            ValueError: there is no text, or `vocabulary_size` is more than the texts can fill or less than their
-                characters need; the message names the size that fits.
+            ValueError: there is no text, the arguments do not fit each other, or `vocabulary_size` is more than the
+                texts can fill or less than their characters need; the message names the size that fits.
         """
         return cls(
             train_model(
@@ -103,6 +125,7 @@ class Tokenizer:
                 vocabulary_size,
                 model_type,
                 normalization=normalization,
+                joiner=joiner,
                 character_coverage=character_coverage,
                 byte_fallback=byte_fallback,
                 shrink=shrink,
@@ -114,14 +137,32 @@ class Tokenizer:
         """Number of ids, special ones included."""
         return int(self._model.get_piece_size())
 
+    @property
+    def normalization(self) -> str:
+        """What the model does to its text, by the names of `train`: found out on a text that tells them apart; "other"
+        for what is none of them.
+
+        >>> Tokenizer.train(["a dog"], vocabulary_size=20, normalization="nfkc", shrink=True).normalization
+        'nfkc'
+        """
+        found = self.normalize("E\u0301\ufb01! x")
+        shown = {
+            "E\u0301\ufb01! x": "none",
+            "\u00c9\ufb01! x": "nfc",
+            "\u00c9fi! x": "nfkc",
+            "\u00e9fi! x": "nfkc_lower",
+        }
+        return {**shown, "\u00e9fi x": "caption"}.get(found, "other")
+
     def normalize(self, text: str) -> str:
-        """The text as the tokenizer sees it: `decode(encode(text))`, where no character is unknown.
+        """The text as the tokenizer sees it: `decode(encode(text))`, where nothing is unknown and no mark joins.
 
         >>> tokenizer = Tokenizer.train(["a dog"], vocabulary_size=20, normalization="caption", shrink=True)
         >>> tokenizer.normalize("Café №1: don\u2019t—STOP! 🐕")
         "café no1 don't stop"
         """
-        return self._model.normalize(valid_text(text)).replace(BLANK, " ").removeprefix(" ")
+        normal = self._model.normalize(valid_text(text)).replace(BLANK, " ")
+        return normal if self.model_type == "char" else normal.removeprefix(" ")
 
     def encode(self, text: str) -> list[int]:
         """Token ids of one text, without bos and eos. No text gives a special id other than unk."""
@@ -129,7 +170,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids: up to the first eos, without pad and bos; an unknown piece reads " \u2047 "."""
-        return self._model.decode(self._real(ids))
+        text = self._model.decode(self._real(ids))
+        return text.removeprefix(" ").removesuffix(self.joiner or "") if self.model_type == "word" else text
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """One string for each id, special ids too, as SentencePiece writes it: a leading "\u2581" is a blank."""
@@ -138,13 +180,15 @@ class Tokenizer:
     def words(self, ids: Sequence[int]) -> list[tuple[str, list[int]]]:
         """Merges pieces into words, for pictures of where the decoder looked.
 
-        A word begins at a blank. Chinese, Japanese, Thai, Lao, Khmer and Burmese have none, so there each piece is a
-        word of its own. The bytes of one character stay together; pad, bos and what follows eos belong to no word.
+        A word begins at a blank; marked tokens are joined, as by `decode`. Chinese, Japanese, Thai, Lao, Khmer and
+        Burmese have no blanks, so there each piece is a word of its own, unless the tokens of a "word" model say it.
+        The bytes of one character stay together; pad, bos and what follows eos belong to no word.
 
         Returns:
             (word, positions) in order: `positions` are the places in `ids` of the pieces of that word.
         """
-        return group_words(self._units(ids))
+        units = self._units(ids)
+        return join_tokens(units, self.joiner) if self.model_type == "word" else group_words(units)
 
     def tf_encode(self, strings: Any) -> Any:
         """The ids of `encode`, computed by tensorflow-text inside a TensorFlow graph. Needs tensorflow-text.

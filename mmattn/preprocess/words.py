@@ -41,6 +41,25 @@ def group_words(pieces: Iterable[tuple[str, list[int]]]) -> list[tuple[str, list
     return words
 
 
+def join_tokens(tokens: Iterable[tuple[str, list[int]]], joiner: str | None) -> list[tuple[str, list[int]]]:
+    """Merges (text, positions) of tokens that blanks separate into words: one that ends in `joiner` goes on.
+
+    >>> join_tokens([(" brea@@", [0]), (" king", [1]), (" news", [2])], "@@")
+    [('breaking', [0, 1]), ('news', [2])]
+    """
+    words: list[tuple[str, list[int]]] = []
+    goes_on = False
+    for text, positions in tokens:
+        bare = text.strip(" ")
+        begins, goes_on = not goes_on, bool(joiner) and bare.endswith(joiner or "")
+        bare = bare.removesuffix(joiner or "")
+        if begins:
+            words.append((bare, positions))
+        else:
+            words[-1] = (words[-1][0] + bare, words[-1][1] + positions)
+    return [(word, positions) for word, positions in words if word]
+
+
 def _ends(before: str, after: str) -> bool:
     """True if a word ends between two neighbouring characters that have no blank between them."""
     if unicodedata.category(after).startswith("M"):

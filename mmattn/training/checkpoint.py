@@ -136,6 +136,19 @@ def read(path: Path) -> tuple[Arrays, dict[str, Any]]:
         raise DamagedCheckpoint(f"{path} is damaged and cannot be read ({type(error).__name__}: {error}).") from error
 
 
+def read_info(path: Path) -> dict[str, Any]:
+    """What `write` was given as `info`, without reading the arrays.
+
+    Raises:
+        DamagedCheckpoint: cut short or changed.
+    """
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
+            return json.loads(stored["json"].tobytes().decode())["info"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DamagedCheckpoint(f"{path} is damaged and cannot be read ({type(error).__name__}: {error}).") from error
+
+
 def _dtype(name: str) -> np.dtype:
     import ml_dtypes  # comes with Keras
 

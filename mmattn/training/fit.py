@@ -11,9 +11,11 @@ from typing import Any
 
 import keras
 
+from mmattn import backend
 from mmattn.training.callbacks import ProgressLine, StopSignals, averaged_weights, listed
-from mmattn.training.checkpoint import Arrays, CheckpointFolder, capture, read, restore, value_of, write
+from mmattn.training.checkpoint import Arrays, CheckpointFolder, capture, read, restore, write
 from mmattn.training.folder import JsonLines
+from mmattn.training.snapshots import Snapshots
 
 Validate = Callable[[int], dict[str, float]]
 Say = Callable[[str], None]
@@ -34,6 +36,9 @@ class FitOptions:
         monitor: the score of a validation that decides which weights are best; higher is better.
         patience: stop after this many validations without a better score; None to never stop early.
         checkpoint_minutes: the most work that a power cut can take; there is also a checkpoint at each end of an epoch.
+        snapshots: n keeps the validated weights of the last n and of the n best validations. At the end the mean of
+            each n is validated beside the best single one, and the best of the three is what the run ends with. 0: the
+            best single one it is. (Vaswani et al. 2017, section 6.1, average the last 5 or 20.)
     """
 
     epochs: int
@@ -42,12 +47,15 @@ class FitOptions:
     monitor: str = "cider_d"
     patience: int | None = None
     checkpoint_minutes: float = 5.0
+    snapshots: int = 0
 
     def __post_init__(self) -> None:
         for name in ("epochs", "steps_per_epoch", "validate_every", "patience"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1.")
+        if self.snapshots < 0:
+            raise ValueError(f"snapshots={self.snapshots} must be 0 (none) or more.")
         if self.checkpoint_minutes < 0:
             raise ValueError(f"checkpoint_minutes={self.checkpoint_minutes} must be 0 (after each batch) or more.")
 
@@ -57,7 +65,8 @@ class RunState:
     """What the loop itself knows, beside the variables; saved with them in each checkpoint.
 
     `step`: updates made, which is also the number of batches trained on. `epoch_logs`: the training means of an epoch
-    that has ended and is not validated yet. `waited`: validations since the best one.
+    that has ended and is not validated yet. `waited`: validations since the best one. `best_weights`: what they are,
+    in words.
     """
 
     step: int = 0
@@ -66,6 +75,7 @@ class RunState:
     best_step: int | None = None
     waited: int = 0
     stopped: bool = False
+    best_weights: str = ""
 
 
 class TrainingLoop:
@@ -74,7 +84,7 @@ class TrainingLoop:
     Args:
         model: compiled, with all its variables made.
         batches: `iterate(start)` yields batch number `start` and on (inputs, labels, weights), each a pure function of
-            its number.
+            its number. Its attribute `several_shapes`, where it has one, says that their shapes differ.
         steps_per_epoch: batches an epoch.
         options: see `FitOptions`.
         folder: the run folder: `checkpoints/`, `best.npz` and `metrics.jsonl` are kept there.
@@ -106,6 +116,7 @@ class TrainingLoop:
         self.checkpoints = CheckpointFolder(folder / "checkpoints")
         self.metrics = JsonLines(folder / "metrics.jsonl")
         self.best_path = folder / "best.npz"
+        self.snapshots = Snapshots(folder / "snapshots", options.snapshots)
         self.progress = ProgressLine(steps_per_epoch, options.epochs)
         self.signals = signals
         self.listeners: list[Callable[[dict[str, Any]], None]] = []
@@ -138,8 +149,20 @@ class TrainingLoop:
         return self.state
 
     def load_best(self) -> None:
-        """Puts the weights of the best validation into the model."""
-        arrays, _ = read(self.best_path)
+        """Puts the best weights into the model: those of the best validation, or a mean that has proved better."""
+        arrays, info = read(self.best_path)
+        best, name = info["scores"][self.options.monitor], info.get("weights")
+        if name is None:
+            name = f"of step {info['step']}"
+            for candidate, mean in self.snapshots.means():
+                restore(self.model, {**arrays, **mean}, ("model",))
+                scores = self.validate(self.state.step)
+                self.say(f"{candidate}: {self.options.monitor} {scores[self.options.monitor]:.4g}")
+                if scores[self.options.monitor] > best:
+                    best, name, arrays = float(scores[self.options.monitor]), candidate, {**arrays, **mean}
+            numbers = {**info["scores"], self.options.monitor: best}
+            write(self.best_path, arrays, {**info, "scores": numbers, "weights": name})
+        self.state.best_score, self.state.best_weights = best, name
         restore(self.model, arrays, ("model",))
 
     def _load(self) -> None:
@@ -155,6 +178,7 @@ class TrainingLoop:
                 f"Continues after step {step} of {self.total_steps} "
                 f"(epoch {epoch + 1}, batch {batch} of {self.steps_per_epoch})."
             )
+        self.snapshots.forget_after(step if self.state.epoch_logs is None else step - 1)
         written = step if self.state.epoch_logs is None else step - 1  # the entry of an epoch follows its validation
         self.metrics.keep(lambda entry: entry["step"] <= written)
 
@@ -173,7 +197,7 @@ class TrainingLoop:
         try:
             self.signals.busy = True
             self.model.fit(
-                stream,
+                backend.batch_stream(stream) if getattr(self.batches, "several_shapes", False) else stream,
                 initial_epoch=epoch,
                 epochs=epoch + 1 if done else self.options.epochs,
                 steps_per_epoch=self.steps_per_epoch - done,
@@ -263,6 +287,7 @@ class TrainingLoop:
                     f"fit.monitor={monitor} is not among the scores of a validation: {', '.join(sorted(scores))}."
                 )
             score = float(scores[monitor])
+            self.snapshots.add(state.step, score, self.model)
             if state.best_score is None or score > state.best_score:
                 state.best_score, state.best_step, state.waited = score, state.step, 0
                 weights = {name: array for name, array in capture(self.model).items() if name.startswith("model/")}
@@ -272,7 +297,7 @@ class TrainingLoop:
         return {f"val_{name}": float(value) for name, value in scores.items()}
 
     def _learning_rate(self) -> float:
-        return float(value_of(self.model.optimizer.learning_rate))
+        return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
 
     def _save(self) -> None:
         info = {name: value for name, value in dataclasses.asdict(self.state).items() if name != "step"}

@@ -1,4 +1,4 @@
-"""Captions for photos: a bundle, the image reader and the decoding, behind one object.
+"""Captions for photos: a bundle, the image reader and the decoding behind one object.
 
 Shapes: P patches of the encoder's grid, W words of a caption.
 """
@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-import keras
 import numpy as np
 from PIL import Image
 
 from mmattn.bundle import find_bundle, load_bundle
-from mmattn.bundle_files import check_generation
-from mmattn.bundle_model import generation_of, longest
-from mmattn.decoding import Generated, Generator
+from mmattn.bundle_model import generation_of
+from mmattn.generation import Text, TextGenerator
+from mmattn.inference.attention import cross_attention, save_picture
+from mmattn.inference.settings import checked_settings
 from mmattn.pictures import attention_sheet
 from mmattn.preprocess.image import ImageReader, ImageReadError
 from mmattn.preprocess.text import Tokenizer
@@ -81,7 +79,7 @@ class Captioner:
         model: an `mmattn.model.EncoderDecoder` (or what has its `start`, `step` and `attention`).
         tokenizer: its tokenizer.
         reader: reads a photo as the model was trained on.
-        generation: defaults for decoding; what is left out is taken from `mmattn.bundle_files.GENERATION`, with a
+        generation: defaults for decoding; what is left out is taken from `mmattn.bundle_kinds.KINDS`, with a
             max_length that the model can make.
 
     Raises:
@@ -112,15 +110,7 @@ class Captioner:
         self.generation = generation_of(model, generation)
         if not getattr(model, "built", True):
             model.build({"pixels": (None, *reader.size, 3), "target_ids": (None, None)})
-        self.generator = Generator(
-            model.start,
-            model.step,
-            bos_id=tokenizer.bos_id,
-            eos_id=tokenizer.eos_id,
-            pad_id=tokenizer.pad_id,
-            unk_id=tokenizer.unk_id,
-            max_positions=longest(model),
-        )
+        self.generator = TextGenerator(model, tokenizer)
 
     @classmethod
     def load(
@@ -129,9 +119,9 @@ class Captioner:
         """A captioner from a bundle's folder, or from the name of a shipped one (None: the default one).
 
         Raises:
-            mmattn.bundle.BundleError: no such bundle, or it is damaged, unsafe or too new.
+            mmattn.bundle.BundleError: no such bundle, it is no captioner's, or it is damaged, unsafe or too new.
         """
-        bundle = load_bundle(find_bundle(name_or_folder), custom_objects)
+        bundle = load_bundle(find_bundle(name_or_folder), custom_objects, kind="captioner")
         return cls(bundle.model, bundle.tokenizer, bundle.reader, bundle.generation)
 
     def caption(
@@ -215,10 +205,7 @@ class Captioner:
         inputs = {"pixels": self.reader(image)[None]}
         if caption is None:
             caption = self._generate(inputs, 1, self._settings(1, {}))[0]
-        shown = [self.tokenizer.bos_id, *caption.ids]  # position t, which has seen t tokens, predicts token t
-        inputs["target_ids"] = np.array([shown[: max(1, len(caption.ids))]], "int32")
-        scores = keras.ops.convert_to_numpy(keras.ops.cast(self.model.attention(inputs), "float32"))[0]  # (N, H, T, S)
-        scores = _select(_select(scores, layer, "layer"), head, "head")[:, : rows * columns]  # (T, P)
+        scores = cross_attention(self.model, inputs, caption.ids, layer, head)[:, : rows * columns]  # (T, P)
         words = self.tokenizer.words(caption.ids)
         weights = np.stack([scores[places].mean(axis=0) for _, places in words]) if words else scores[:0]
         weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), np.finfo("float32").tiny)
@@ -234,34 +221,10 @@ class Captioner:
         """
         found = self.attention(image, caption)
         sheet = attention_sheet(self.reader.photo(image), found.caption.text, found.words, found.weights, found.box)
-        path = Path(path)
-        part = path.with_name(f".{secrets.token_hex(8)}.part")  # no longer than the name itself may be
-        try:
-            with open(part, "wb") as file:
-                sheet.save(file, "PNG")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+        save_picture(sheet, path)
 
-    def _settings(self, nbest: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of one call. Beams that weren't asked for are as many as `nbest` needs."""
-        chosen = check_generation({**self.generation, **settings})
-        if nbest < 1:
-            raise ValueError(f"nbest={nbest} must be at least 1")
-        if "method" not in settings and ("num_beams" in settings or nbest > 1):
-            chosen["method"] = "beam"
-        if chosen["method"] == "beam" and "num_beams" not in settings:
-            chosen["num_beams"] = max(chosen["num_beams"], nbest)
-        beams = chosen["num_beams"] if chosen["method"] == "beam" else 1
-        if nbest > beams:
-            raise ValueError(f"nbest={nbest} captions need at least as many beams; there are {beams}")
-        if beams > self.tokenizer.vocabulary_size:
-            raise ValueError(f"num_beams={beams} exceeds the {self.tokenizer.vocabulary_size} tokens of the vocabulary")
-        if "min_length" not in settings:
-            chosen["min_length"] = min(chosen["min_length"], chosen["max_length"] - 1)
-        return chosen
+    def _settings(self, nbest: int, changes: Mapping[str, Any]) -> dict[str, Any]:
+        return checked_settings(self.generation, nbest, changes, "captioner", self.tokenizer.vocabulary_size)
 
     def _read(self, photo: Any, on_error: str) -> np.ndarray | ImageReadError:
         try:
@@ -271,30 +234,20 @@ class Captioner:
                 raise
             return error
 
-    def _generate(self, inputs: Any, nbest: int, chosen: Mapping[str, Any], **options: Any) -> list[Caption]:
-        """One batch. A single beam is greedy search, which gives the same tokens in less time."""
-        names = ["max_length", "min_length", "no_repeat_ngram", "length_penalty"]
-        method = "beam" if chosen["method"] == "beam" and chosen["num_beams"] > 1 else "greedy"
-        if method == "beam":
-            options |= {"num_beams": chosen["num_beams"], "num_return": nbest}
-        options |= {name: chosen[name] for name in names}
-        found = self.generator(inputs, method, **options)
-        return [self._ranked(found, row, chosen["low_confidence"]) for row in range(len(found.ids))]
-
-    def _ranked(self, found: Generated, row: int, threshold: float) -> Caption:
-        captions = [
-            self._one(
-                found.ids[row, n], found.log_probs[row, n], found.scores[row, n], found.lengths[row, n], threshold
-            )
-            for n in range(found.ids.shape[1])
-            if found.lengths[row, n] > 0
+    def _generate(
+        self, inputs: Mapping[str, Any], nbest: int, chosen: Mapping[str, Any], **options: Any
+    ) -> list[Caption]:
+        """One batch."""
+        decoding = {name: value for name, value in chosen.items() if name != "low_confidence"}
+        threshold = chosen["low_confidence"]
+        found = self.generator(inputs, nbest, **decoding, **options)
+        return [
+            _caption(best, threshold, tuple(_caption(text, threshold) for text in others)) for best, *others in found
         ]
-        return replace(captions[0], alternatives=tuple(captions[1:]))
 
-    def _one(self, ids: np.ndarray, log_prob: float, score: float, length: int, threshold: float) -> Caption:
-        real = tuple(int(i) for i in ids[:length] if i != self.tokenizer.eos_id)
-        confidence = math.exp(float(log_prob) / int(length))
-        return Caption(self.tokenizer.decode(real).strip(), float(score), confidence, confidence < threshold, real)
+
+def _caption(text: Text, threshold: float, alternatives: tuple[Caption, ...] = ()) -> Caption:
+    return Caption(text.text, text.score, text.confidence, text.confidence < threshold, text.ids, alternatives)
 
 
 def _listed(images: Any) -> list[Any]:
@@ -308,14 +261,3 @@ def _listed(images: Any) -> list[Any]:
             f"images must be a path, bytes, a PIL image, an array or a list of these, not {type(images).__name__}"
         )
     return list(images)
-
-
-def _select(scores: np.ndarray, index: int | None, what: str) -> np.ndarray:
-    """Entry `index` of the first axis, or the mean of all."""
-    if index is None:
-        return scores.mean(axis=0)
-    if not -len(scores) <= index < len(scores):
-        raise ValueError(
-            f"{what}={index} doesn't exist: there are {len(scores)}, 0 to {len(scores) - 1} or None for the mean"
-        )
-    return scores[index]

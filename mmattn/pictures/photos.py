@@ -1,42 +1,25 @@
-"""Pictures of what a captioner does, drawn with Pillow alone: attention sheets and contact sheets.
+"""What a captioner does: attention sheets and contact sheets.
 
 Shapes: W words, (rows, columns) patches of the model's input.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
+from mmattn.pictures.letters import INK, SOFT, length, wrapped, write
+from mmattn.pictures.ramp import ramp
 from mmattn.preprocess.image import ImageReader
 
 Box = tuple[float, float, float, float]
 
-_PAPER, _INK, _SOFT = (255, 255, 255), (24, 24, 28), (112, 112, 120)
+_PAPER = (255, 255, 255)
 _GAP, _LEAST = 16, 90  # between tiles; the least width of one
-# A dark-to-bright ramp whose lightness rises evenly, so that it also reads in grey and to colour-blind eyes.
-_RAMP = np.array(
-    [(10, 8, 38), (62, 15, 110), (130, 28, 118), (196, 52, 84), (238, 104, 38), (252, 172, 40), (250, 250, 170)],
-    "float32",
-)
-_PLAIN = str.maketrans({"\u2013": "-", "\u2014": "-", "\u2018": "'", "\u2019": "'", "\u2047": "??", "\u00df": "ss"})
-# Fonts with more letters than Pillow's own, where a system has them.
-_FONTS = (
-    "NotoSansCJK-Regular.ttc",
-    "NotoSans-Regular.ttf",
-    "DejaVuSans.ttf",
-    "Arial Unicode.ttf",
-    "Hiragino Sans GB.ttc",
-    "msyh.ttc",
-    "YuGothM.ttc",
-    "arial.ttf",
-)
 
 
 def attention_sheet(
@@ -104,7 +87,7 @@ def heat_map(photo: Image.Image, weights: np.ndarray, box: Box) -> Image.Image:
     grey = pixels.mean(axis=2, keepdims=True)
     base = (0.35 * pixels + 0.65 * grey) * 0.62
     strength = (0.80 * heat**0.75)[..., None]
-    lit = base * (1.0 - strength) + _ramp(heat) * strength + pixels * (0.25 * strength)
+    lit = base * (1.0 - strength) + ramp(heat) * strength + pixels * (0.25 * strength)
     return Image.fromarray(np.clip(np.where(seen[..., None], lit, grey * 0.3), 0, 255).astype("uint8"))
 
 
@@ -155,31 +138,23 @@ def _fitted(photo: Image.Image, cell: tuple[int, int]) -> Image.Image:
     return photo.resize(size, Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.BICUBIC)
 
 
-def _ramp(heat: np.ndarray) -> np.ndarray:
-    """Colours (..., 3) of values from 0 to 1."""
-    place = heat * (len(_RAMP) - 1)
-    lower = np.minimum(place.astype("int32"), len(_RAMP) - 2)
-    part = (place - lower)[..., None]
-    return _RAMP[lower] * (1.0 - part) + _RAMP[lower + 1] * part
-
-
 def _tile(picture: Image.Image, text: str, note: str, soft: bool = False) -> Image.Image:
     """A picture with a text under it, and a smaller grey note beside the text, or below it where there is no room."""
     width = max(picture.width, _LEAST)  # a very tall photo is too narrow for its words
-    lines = _wrapped(text, 20, width)
-    room = width - _length(lines[0], 20) - _length(note, 14) - 12
+    lines = wrapped(text, 20, width)
+    room = width - length(lines[0], 20) - length(note, 14) - 12
     beside = bool(note) and len(lines) == 1 and room >= 0
-    notes = _wrapped(note, 14, width) if note and not beside else []
+    notes = wrapped(note, 14, width) if note and not beside else []
     tile = Image.new("RGB", (width, picture.height + 6 + 27 * len(lines) + 19 * len(notes)), _PAPER)
     tile.paste(picture, (0, 0))
     top = picture.height + 6
     if beside:
-        _write(tile, (width - math.ceil(_length(note, 14)), top + 5), note, 14, _SOFT)
+        write(tile, (width - math.ceil(length(note, 14)), top + 5), note, 14, SOFT)
     for line in lines:
-        _write(tile, (0, top), line, 20, _SOFT if soft else _INK)
+        write(tile, (0, top), line, 20, SOFT if soft else INK)
         top += 27
     for line in notes:
-        _write(tile, (0, top), line, 14, _SOFT)
+        write(tile, (0, top), line, 14, SOFT)
         top += 19
     return tile
 
@@ -189,80 +164,15 @@ def _page(title: str, tiles: Sequence[Image.Image], columns: int, width: int | N
     columns = max(1, min(columns, len(tiles)))
     across = max(tile.width for tile in tiles) + _GAP
     width = width or _GAP + columns * across
-    heading = _wrapped(title, 26, width - 2 * _GAP) if title else []
+    heading = wrapped(title, 26, width - 2 * _GAP) if title else []
     top = _GAP + 36 * len(heading) + (8 if heading else 0)
     rows = [tiles[start : start + columns] for start in range(0, len(tiles), columns)]
     heights = [max(tile.height for tile in row) + _GAP for row in rows]
     page = Image.new("RGB", (width, top + sum(heights)), _PAPER)
     for number, line in enumerate(heading):
-        _write(page, (_GAP, _GAP + 36 * number), line, 26, _INK)
+        write(page, (_GAP, _GAP + 36 * number), line, 26, INK)
     for row, height in zip(rows, heights, strict=True):
         for column, tile in enumerate(row):
             page.paste(tile, (_GAP + column * across, top))
         top += height
     return page
-
-
-# Text
-
-
-def _write(picture: Image.Image, place: tuple[int, int], text: str, size: int, color: tuple[int, int, int]) -> None:
-    shown, font = _letters(text, size)
-    ImageDraw.Draw(picture).text(place, shown, fill=color, font=font)
-
-
-def _wrapped(text: str, size: int, width: int) -> list[str]:
-    """Lines no wider than `width` pixels, broken between words, or inside a word that is too long alone."""
-    lines = [""]
-    for word in text.split():
-        longer = f"{lines[-1]} {word}".strip()
-        if _length(longer, size) <= width:
-            lines[-1] = longer
-            continue
-        if lines[-1]:
-            lines.append("")
-        for letter in word:
-            if lines[-1] and _length(lines[-1] + letter, size) > width:
-                lines.append("")
-            lines[-1] += letter
-    return lines
-
-
-def _length(text: str, size: int) -> float:
-    shown, font = _letters(text, size)
-    return font.getlength(shown)
-
-
-def _letters(text: str, size: int) -> tuple[str, Any]:
-    """The text and a font that has its letters; without one, accents are dropped and other letters become U+72AC."""
-    text = "".join(c for c in unicodedata.normalize("NFC", text) if c.isprintable())
-    for name in (None, *_FONTS):
-        font = _font(name, size)
-        if font is not None and all(_has(name, c) for c in text):
-            return text, font
-    plain = ""
-    for c in text.translate(_PLAIN):
-        bare = "".join(b for b in unicodedata.normalize("NFKD", c) if not unicodedata.combining(b))
-        plain += c if _has(None, c) else bare if bare and all(_has(None, b) for b in bare) else f"U+{ord(c):04X} "
-    return plain.strip(), _font(None, size)
-
-
-@functools.lru_cache(maxsize=64)
-def _font(name: str | None, size: int) -> Any:
-    """A font of the system, None if it isn't there; Pillow's own for the name None."""
-    if name is None:
-        return ImageFont.load_default(size)
-    try:
-        return ImageFont.truetype(name, size)
-    except OSError:
-        return None
-
-
-@functools.lru_cache(maxsize=4096)
-def _has(name: str | None, letter: str) -> bool:
-    """Whether the font draws the letter, rather than its box for unknown ones."""
-    if letter.isspace():
-        return True
-    font = _font(name, 24)
-    drawn, missing = font.getmask(letter), font.getmask("\U0010fffe")
-    return drawn.size != missing.size or bytes(drawn) != bytes(missing)

@@ -1,0 +1,78 @@
+"""Attention of one sequence to another, in training and step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from mmattn.layers.attention import MultiHeadAttention
+from mmattn.layers.masks import check_padding
+
+
+@keras.saving.register_keras_serializable(package="mmattn")
+class CrossAttention(MultiHeadAttention):
+    """One sequence attends to another: Q = Z, K = V = X^(N).
+
+    Arguments as in `MultiHeadAttention`.
+
+    Call arguments:
+        inputs: `(B, T, D)`, those who ask.
+        memory: `(B, S, D')`, what is looked at.
+        memory_mask: `(B, S)` boolean, True = real.
+        attention_mask, return_attention_scores, training: as in `MultiHeadAttention`.
+
+    Step by step: `start` projects the memory once, `step` asks for one position.
+
+    Example:
+        >>> import numpy as np
+        >>> layer = CrossAttention(num_heads=2, key_dim=4)
+        >>> words, patches = np.ones((1, 3, 8), "float32"), np.ones((1, 5, 6), "float32")
+        >>> whole = layer(words, patches)
+        >>> context = layer.start(patches)
+        >>> bool(np.allclose(layer.step(words[:, 0], context), whole[:, 0], atol=1e-6))
+        True
+    """
+
+    def build(self, inputs_shape: Any, memory_shape: Any) -> None:  # type: ignore[override]
+        super().build(inputs_shape, memory_shape)
+
+    def call(  # type: ignore[override]
+        self,
+        inputs: Any,
+        memory: Any,
+        memory_mask: Any = None,
+        attention_mask: Any = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+    ) -> Any:
+        return super().call(
+            inputs, memory, value_mask=memory_mask, attention_mask=attention_mask,
+            return_attention_scores=return_attention_scores, training=training,
+        )  # fmt: skip
+
+    def start(self, memory: Any, memory_mask: Any = None) -> dict[str, Any]:
+        """The keys and values `(B, H, S, K)` of the memory and its mask, which every step shares."""
+        if memory_mask is not None:
+            memory_mask = check_padding(memory_mask, memory.shape[1], "memory_mask")
+        keys, values = self.project_memory(memory, memory)
+        return {"keys": keys, "values": values, "mask": memory_mask}
+
+    def step(self, inputs: Any, context: dict[str, Any]) -> Any:
+        """Attends from one position's input `(B, D)` to the whole memory; returns `(B, D)`."""
+        mask = context["mask"]
+        mask = None if mask is None else mask[:, None, None, :]
+        query = self._project_query(inputs[:, None, :])
+        output, _ = self._attend_and_project(query, context["keys"], context["values"], mask, training=False)
+        return output[:, 0]
+
+    def compute_output_spec(  # type: ignore[override]
+        self,
+        inputs: Any,
+        memory: Any,
+        memory_mask: Any = None,
+        attention_mask: Any = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+    ) -> Any:
+        return super().compute_output_spec(inputs, memory, return_attention_scores=return_attention_scores)

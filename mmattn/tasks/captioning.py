@@ -1,0 +1,180 @@
+"""Captioning: pictures in, one sentence about each out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import keras
+import numpy as np
+
+from mmattn.bundle import Bundle, save_bundle
+from mmattn.data.batches import CaptionBatches
+from mmattn.generation import TextGenerator
+from mmattn.inference import Captioner
+from mmattn.preprocess.image import ImageReadError
+from mmattn.tasks.grounding import attention_on_shapes
+from mmattn.tasks.parts import blame, check_encoder, tokenizer_of
+from mmattn.training.validation import CAPTIONS, Choice, Prediction, confidence_threshold, finish, predict
+
+Report = Callable[[str, str], None]
+
+
+class Captioning:
+    """The captioner's side of a run.
+
+    Args:
+        parts: the objects of the configuration: reader, batches, tokenizer, encoder, decoder, model, features or None,
+            validation, final.
+        sources: train, valid and test, records with `image`, `captions` and `id`.
+        folder: the run folder.
+        seed: of the batches.
+        say: takes each line for the user.
+        reject: called with the id of a picture that cannot be read and the reason.
+    """
+
+    command: ClassVar = "caption PHOTO"  # of mmattn, to try the bundle
+    nodes: ClassVar = ("reader", "features")
+    scores: ClassVar = CAPTIONS.names
+
+    def __init__(
+        self,
+        parts: dict[str, Any],
+        sources: dict[str, Any],
+        folder: Path,
+        seed: int,
+        say: Callable[[str], None],
+        reject: Report,
+    ) -> None:
+        self.parts, self.sources, self.seed, self.say, self.reject = parts, sources, seed, say, reject
+        with blame("features"):
+            self.features = self._features()
+        with blame("tokenizer"):
+            self.tokenizer = tokenizer_of(folder / "tokenizer.model", parts["tokenizer"], self._texts())
+        say(f"Pictures: {', '.join(f'{len(s)} {name}' for name, s in sources.items())}. {self.tokenizer}.")
+        self.batches = {}
+        for split in sources:
+            fixed: dict[str, Any] = {} if split == "train" else {"shuffle": False, "flip": "never", "augment": None}
+            with blame(f"data.{split}"):
+                self.batches[split] = self._batches(split, **fixed)
+        with blame("model"):
+            self.model = self._model()
+        self.generate = TextGenerator(self.model, self.tokenizer).best
+
+    @staticmethod
+    def trials(parts: dict[str, Any], vocabulary_size: int) -> dict[str, Callable[[], Any]]:
+        """What to try before data are read, by place in the configuration; a setting that cannot work raises."""
+        reader = parts["reader"]
+        record = {"id": "0", "image": np.zeros((*reader.size, 3), "uint8"), "captions": ["a"]}
+        return {
+            "encoder": lambda: check_encoder(
+                parts["encoder"], keras.layers.Layer, "an encoder of pictures, such as vit"
+            ),
+            "batches": lambda: parts["batches"](source=[record], read_image=reader, encode_text=lambda text: [4]),
+        }
+
+    def validate(self, step: int) -> dict[str, float]:
+        """The scores of captions of the validation split."""
+        options = self.parts["validation"]
+        made = predict(self.generate, self.batches["valid"].examples, options.decoding(), CAPTIONS, options.examples)
+        return CAPTIONS(made)
+
+    def finish(self, folder: Path, card: dict[str, Any], monitor: str) -> dict[str, Any]:
+        """Chooses the decoding on the validation split, writes the bundle, scores it on the test split."""
+
+        def bundled(choice: Choice) -> Bundle:
+            final = self.parts["final"]
+            threshold = confidence_threshold(choice.predictions, final.low_confidence_share)
+            generation = {**choice.options, "low_confidence": threshold}
+            return save_bundle(
+                folder / "bundle",
+                self.model,
+                self.tokenizer,
+                self.parts["reader"],
+                generation,
+                card,
+                final.weights_dtype,
+            )
+
+        def test(bundle: Bundle, options: dict[str, Any]) -> tuple[list[Prediction], dict[str, Any]]:
+            batches = self._batches("test", pixels=True, shuffle=False, flip="never", augment=None)
+            generate = TextGenerator(bundle.model, bundle.tokenizer).best
+            predictions = predict(generate, batches.examples, options, CAPTIONS)
+            return predictions, grounded(bundle, bundle.generation, self.sources["test"])
+
+        return finish(
+            self.generate, self.batches["valid"].examples, self.parts["validation"].decoding(), self.parts["final"],
+            CAPTIONS, monitor, folder, bundled, test, self.say,
+        )  # fmt: skip
+
+    def _texts(self) -> Any:
+        source = self.sources["train"]
+        return (caption for index in range(len(source)) for caption in _captions(source, index))
+
+    def _features(self) -> Any:
+        """The frozen backbone's features of all pictures, computed now where they are not on the disk."""
+        if self.parts["features"] is None:
+            return None
+        cache = self.parts["features"](backbone=self.parts["encoder"].backbone, reader=self.parts["reader"])
+        images = [source[index]["image"] for source in self.sources.values() for index in range(len(source))]
+        self.say(f"Features of {len(images)} pictures, kept in {cache.folder}:")
+        # A picture that cannot be read is reported when a batch asks for it.
+        cache.fill(images, on_error=lambda image, error: None, progress=sys.stdout.isatty())
+        return cache
+
+    def _batches(self, split: str, pixels: bool = False, **changes: Any) -> Any:
+        """`pixels`: as the bundle reads pictures, whatever the run trains on."""
+        if pixels or self.features is None:
+            read, changes["image_key"] = self.parts["reader"], "pixels"
+        else:
+            read, changes["image_key"] = self.features, "features"
+        return self.parts["batches"](
+            source=self.sources[split],
+            read_image=read,
+            encode_text=self.tokenizer.encode,
+            seed=self.seed,
+            skip_errors=(ImageReadError,),
+            on_error=lambda record, error: self.reject(str(record["id"]), str(error)),
+            **changes,
+        )
+
+    def _model(self) -> keras.Model:
+        decoder = self.parts["decoder"](vocabulary_size=self.tokenizer.vocabulary_size)
+        model = self.parts["model"](encoder=self.parts["encoder"], decoder=decoder)
+        height, width = self.parts["reader"].size
+        model.build({"pixels": (None, height, width, 3), "target_ids": (None, None)})
+        return model
+
+
+def evaluate(
+    bundle: Bundle, source: Any, settings: dict[str, Any], batch_size: int, reject: Report
+) -> tuple[list[Prediction], dict[str, float], dict[str, Any]]:
+    """A bundle's captions of a source, their scores, and what more there is to say."""
+    batches = CaptionBatches(
+        source,
+        bundle.reader,
+        bundle.tokenizer.encode,
+        batch_size,
+        max_length=settings["max_length"] + 1,
+        shuffle=False,
+        skip_errors=(ImageReadError,),
+        on_error=lambda record, error: reject(str(record["id"]), str(error)),
+    )
+    options = {name: value for name, value in settings.items() if name != "low_confidence"}
+    predictions = predict(TextGenerator(bundle.model, bundle.tokenizer).best, batches.examples, options, CAPTIONS)
+    return predictions, CAPTIONS(predictions), grounded(bundle, settings, source)
+
+
+def grounded(bundle: Bundle, settings: dict[str, Any], source: Any) -> dict[str, Any]:
+    """The share of the attention on the objects of the words, where the source knows its objects."""
+    captioner = Captioner(bundle.model, bundle.tokenizer, bundle.reader, settings)
+    looked = attention_on_shapes(captioner, source)
+    return {"attention": looked} if looked else {}
+
+
+def _captions(source: Any, index: int) -> list[str]:
+    """The captions that are trained on; a source that can give them without drawing or opening the picture does so."""
+    captions = getattr(source, "training_captions", None)
+    return list(captions(index)) if callable(captions) else list(source[index]["captions"])

@@ -1,0 +1,125 @@
+"""Language modelling: what comes next in a text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import keras
+from keras import ops
+
+from mmattn import backend
+from mmattn.bundle import Bundle, save_bundle, update_bundle
+from mmattn.data.text import TextBatches
+from mmattn.inference import Writer
+from mmattn.tasks.parts import blame, check_encoder, tokenizer_of
+from mmattn.training.folder import write_json
+from mmattn.training.losses import token_losses
+
+Report = Callable[[str, str], None]
+
+
+class LanguageModelling:
+    """The language model's side of a run.
+
+    Args:
+        parts: the objects of the configuration: tokenizer, batches, decoder, model, validation, final.
+        sources: train, valid and test, records with `text` and `id`.
+        folder: the run folder.
+        seed: of the batches.
+        say: takes each line for the user.
+        reject: not needed here.
+    """
+
+    command: ClassVar = "generate"  # of mmattn, to try the bundle
+    nodes: ClassVar = ()
+    scores: ClassVar = ("log_likelihood", "loss", "perplexity", "bits_per_token")
+
+    def __init__(
+        self,
+        parts: dict[str, Any],
+        sources: dict[str, Any],
+        folder: Path,
+        seed: int,
+        say: Callable[[str], None],
+        reject: Report,
+    ) -> None:
+        self.parts, self.say = parts, say
+        text = "".join(sources["train"][index]["text"] for index in range(len(sources["train"])))
+        with blame("tokenizer"):
+            self.tokenizer = tokenizer_of(folder / "tokenizer.model", parts["tokenizer"], [text])
+        self.batches = {}
+        for split, source in sources.items():
+            with blame("batches" if split == "train" else f"data.{split}"):
+                self.batches[split] = parts["batches"](source=source, encode_text=self.tokenizer.encode, seed=seed)
+        say(f"Tokens: {', '.join(f'{b.num_tokens} {split}' for split, b in self.batches.items())}. {self.tokenizer}.")
+        with blame("model"):
+            decoder = parts["decoder"](vocabulary_size=self.tokenizer.vocabulary_size)
+            self.model = parts["model"](decoder=decoder)
+            self.model.build({"target_ids": (None, None)})
+        self._measure = measurer(self.model)
+
+    @staticmethod
+    def trials(parts: dict[str, Any], vocabulary_size: int) -> dict[str, Callable[[], Any]]:
+        """What to try before data are read, by place in the configuration; a setting that cannot work raises."""
+        text = "a" * (parts["batches"].keywords.get("length", 1) + 1)
+        source = [{"id": "1", "text": text}]
+        return {
+            "encoder": lambda: check_encoder(parts["encoder"] or None, type(None), "no encoder: encoder=none"),
+            "batches": lambda: parts["batches"](source=source, encode_text=lambda text: [4] * len(text)),
+        }
+
+    def validate(self, step: int) -> dict[str, float]:
+        """The scores of the validation split."""
+        return self._measure(self.batches["valid"].windows())
+
+    def finish(self, folder: Path, card: dict[str, Any], monitor: str) -> dict[str, Any]:
+        """Writes the bundle and scores it on the test split."""
+        length = self.batches["train"].length
+        bundle = save_bundle(
+            folder / "bundle", self.model, self.tokenizer, generation={"context_length": length}, card=card,
+            weights_dtype=self.parts["final"].weights_dtype,
+        )  # fmt: skip
+        tested = measurer(bundle.model)(self.batches["test"].windows())
+        [sample] = Writer(bundle.model, bundle.tokenizer, bundle.generation).write(seed=1, max_length=300)
+        self.say(f"A sample:\n{sample}\n")
+        results = {"valid": self.validate(0), "test": tested, "sample": sample}
+        update_bundle(bundle.folder, card={"scores": {"test": {n: round(v, 4) for n, v in tested.items()}}})
+        write_json(folder / "results.json", results)
+        return results
+
+
+def measurer(model: keras.Model) -> Callable[[Iterable[Any]], dict[str, float]]:
+    """A function that takes batches and gives the scores of their tokens: loss (nats a token), its negative, the
+    perplexity, and bits a token. Later changes of the weights count."""
+
+    def total(inputs: Any, labels: Any, weights: Any) -> Any:
+        return ops.sum(token_losses(labels, model(inputs, training=False)) * weights)
+
+    compiled = backend.compile(total, jit=False, variables_of=model)
+
+    def measure(batches: Iterable[Any]) -> dict[str, float]:
+        loss = count = 0.0
+        with backend.no_gradient():
+            for inputs, labels, weights in batches:
+                arrays = {name: ops.convert_to_tensor(array) for name, array in inputs.items()}
+                loss += float(compiled(arrays, ops.convert_to_tensor(labels), ops.convert_to_tensor(weights)))
+                count += float(weights.sum())
+        mean = loss / count
+        return {
+            "log_likelihood": -mean,
+            "loss": mean,
+            "perplexity": math.exp(min(mean, 700.0)),
+            "bits_per_token": mean / math.log(2),
+        }
+
+    return measure
+
+
+def evaluate(bundle: Bundle, source: Any, settings: dict[str, Any], batch_size: int) -> dict[str, float]:
+    """A bundle's scores on a source, in windows of the length that it was trained on."""
+    length = settings["context_length"] or 256
+    batches = TextBatches(source, bundle.tokenizer.encode, batch_size, length, shuffle=False)
+    return measurer(bundle.model)(batches.windows())

@@ -1,0 +1,45 @@
+"""Faults of a run's parts, told with the place in the configuration that made them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mmattn.encoders.features import FeatureCacheError
+from mmattn.preprocess.text import Tokenizer
+
+
+class PartError(ValueError):
+    """A part of a run cannot be made with these data. `path` is its place in the configuration."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+@contextmanager
+def blame(path: str) -> Iterator[None]:
+    """Says of which part of the configuration a fault in here is."""
+    try:
+        yield
+    except PartError:
+        raise
+    except (ValueError, FeatureCacheError) as error:
+        raise PartError(path, str(error)) from error
+
+
+def tokenizer_of(path: Path, train: Callable[..., Tokenizer], texts: Iterable[str]) -> Tokenizer:
+    """A run's own tokenizer: trained on its texts the first time, read from the run folder afterwards."""
+    if not path.exists():
+        train(texts=texts).save(path)
+    return Tokenizer.load(path)
+
+
+def check_encoder(encoder: Any, kind: type, wanted: str) -> None:
+    """Refuses an encoder of another task: a picture's is made before its run, a text's by it, and a lone decoder has
+    none."""
+    if not isinstance(encoder, kind):
+        found = "none" if encoder is None else getattr(encoder, "func", type(encoder)).__name__
+        raise ValueError(f"this task needs {wanted}. Received {found}.")

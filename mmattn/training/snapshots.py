@@ -1,0 +1,74 @@
+"""The weights of several validations, kept on the disk so that their mean can be tried at the end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from mmattn.training.checkpoint import Arrays, capture, read, read_info, write
+
+
+class Snapshots:
+    """Keeps the weights of the last `count` validations and of the `count` best ones, `step-00000123.npz` each.
+
+    Args:
+        folder: made when there is something to keep.
+        count: n; 0 keeps nothing.
+
+    Source: the mean of a run's last weights: Vaswani et al. 2017, section 6.1.
+    """
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder = folder
+        self.count = count
+
+    def add(self, step: int, score: float, model: keras.Model) -> None:
+        """Writes the weights that are in the model, and removes those that are neither among the last nor the best."""
+        if not self.count:
+            return
+        self.folder.mkdir(exist_ok=True)
+        weights = {n: a for n, a in capture(model).items() if n.startswith("model/") and a.dtype.kind == "f"}
+        write(self.folder / f"step-{step:08d}.npz", weights, {"step": step, "score": score})
+        files = self._files()
+        kept = {*self._last(files), *self._best(files)}
+        for path in files:
+            if path not in kept:
+                path.unlink()
+
+    def forget_after(self, step: int) -> None:
+        """Removes what a run that goes on after `step` is going to make again."""
+        for path in self._files():
+            if int(re.findall(r"\d+", path.stem)[-1]) > step:
+                path.unlink()
+
+    def means(self) -> Iterator[tuple[str, Arrays]]:
+        """(name, mean weights) of the last `count` and of the best `count`, where there are several."""
+        files = self._files()
+        for name, chosen in (("last", self._last(files)), ("best", self._best(files))):
+            if len(chosen) > 1:
+                yield f"mean of the {name} {len(chosen)} validations", mean_of(chosen)
+
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob("step-*.npz"))
+
+    def _last(self, files: Sequence[Path]) -> list[Path]:
+        return list(files[-self.count :])
+
+    def _best(self, files: Sequence[Path]) -> list[Path]:
+        return sorted(files, key=lambda path: read_info(path)["score"], reverse=True)[: self.count]
+
+
+def mean_of(files: Sequence[Path]) -> Arrays:
+    """The mean of each array over several files, added up in float64."""
+    total: Arrays = {}
+    kinds: dict[str, np.dtype] = {}
+    for path in files:
+        arrays, _ = read(path)
+        for name, array in arrays.items():
+            kinds[name] = array.dtype
+            total[name] = total.get(name, 0.0) + array.astype("float64")
+    return {name: (array / len(files)).astype(kinds[name]) for name, array in total.items()}

@@ -1,0 +1,182 @@
+"""Whole runs of the text tasks on small files: what they leave, what a bundle gives, what is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import pytest
+
+from experiments import evaluate, train
+from mmattn import Translator, Writer
+from mmattn.tasks.translation import TranslationScoring
+from mmattn.training.validation import Prediction
+
+WORDS = {"a": "ein", "dog": "Hund", "cat": "Katze", "runs": "läuft", "sleeps": "schläft", "and": "und", "here": "hier"}
+QUICK = ["size=tiny", "schedule.warmup_steps=0", "final.num_beams=[1]"]
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Parallel files of a made-up language pair, one sentence of which is too long."""
+    root, rng = tmp_path_factory.mktemp("pairs"), random.Random(1)
+    for split, count in (("train", 60), ("valid", 8), ("test", 9)):
+        chosen = [rng.choices(list(WORDS), k=rng.randint(2, 7)) for _ in range(count)]
+        if split == "train":
+            chosen[4] = ["dog"] * 80
+        (root / f"{split}.en").write_text("".join(" ".join(c) + "\n" for c in chosen), encoding="utf-8")
+        (root / f"{split}.de").write_text(
+            "".join(" ".join(WORDS[w] for w in c) + "\n" for c in chosen), encoding="utf-8"
+        )
+    return root
+
+
+def settings(folder, runs):
+    languages = ["data.source_language=en", "data.target_language=de"]
+    return [*QUICK, "experiment=multi30k_de_en", "data=parallel", f"data.root={folder}", *languages, f"run.root={runs}"]
+
+
+@pytest.fixture(scope="module", params=["joint", "separate"])
+def translation(request, folder, tmp_path_factory):
+    """The folder of a whole translation run."""
+    runs = tmp_path_factory.mktemp(request.param)
+    more = ["fit.epochs=2", "fit.snapshots=2", "fit.validate_every=1"]
+    if request.param == "separate":
+        own = {"_target_": "mmattn.preprocess.text.Tokenizer.train", "_partial_": True, "vocabulary_size": 40,
+               "normalization": "nfkc", "shrink": True}  # fmt: skip
+        text = "{" + ",".join(f"{key}:{value}" for key, value in own.items()) + "}"
+        more += ["model.share_embeddings=false", f"source_tokenizer={text}"]
+    assert train.main([*settings(folder, runs), *more]) == 0
+    (made,) = runs.iterdir()
+    return made
+
+
+def test_a_translation_run_leaves_all_that_it_promises(translation):
+    results = json.loads((translation / "results.json").read_text())
+    assert {"bleu", "chrf", "bp", "mean_length", "exact"} == results["test"].keys()
+    assert results["test_examples"] == len(lines_of(translation / "predictions.jsonl")) == 8
+    assert any("tok:none" in signature for signature in results["signatures"].values())
+    assert results["generation"]["max_source_length"] == 16
+    rejected = lines_of(translation / "rejected.jsonl")
+    assert [entry["id"] for entry in rejected] == ["train.en:5"]
+    assert re.search(r"\d+ tokens; at most max_length=16 fit: left out", rejected[0]["reason"])
+    card = (translation / "bundle" / "README.md").read_text()
+    assert "mmattn translate" in card and "Translator" in card
+
+
+def test_predictions_lie_in_the_order_of_the_test_file(translation):
+    lines = lines_of(translation / "predictions.jsonl")
+    assert [line["id"] for line in lines] == [f"test.en:{n}" for n in range(1, 9)]
+
+
+def test_the_bundle_gives_the_scores_of_the_run(translation, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = ["data=parallel", f"data.root={folder}", "data.source_language=en", "data.target_language=de"]
+    assert (
+        evaluate.main([f"bundle={translation / 'bundle'}", *data, "scoring.tokenize=none", "limit=8", "output=s.json"])
+        == 0
+    )
+    found, results = (
+        json.loads((tmp_path / "s.json").read_text()),
+        json.loads((translation / "results.json").read_text()),
+    )
+    assert found["scores"] == pytest.approx(results["test"])
+    assert found["scores_shuffled"] == pytest.approx(results["test_shuffled"])
+    texts = {line["id"]: line["text"] for line in lines_of(translation / "predictions.jsonl")}
+    assert {p["id"]: p["text"] for p in found["predictions"]} == texts
+
+
+def test_the_translator_translates_as_the_run_did(translation, folder):
+    translator = Translator.load(translation / "bundle")
+    sources = (folder / "test.en").read_text().splitlines()[:8]
+    texts = [line["text"] for line in lines_of(translation / "predictions.jsonl")]
+    assert [t.text for t in translator.translate(sources)] == texts
+
+
+@pytest.fixture(scope="module")
+def language(tmp_path_factory):
+    """The folder of a whole run of a language model."""
+    root = tmp_path_factory.mktemp("text")
+    (root / "input.txt").write_text("To be, or not to be:\n\nthat is  the question.\n" * 40)
+    more = ["fit.epochs=1", "fit.steps_per_epoch=3", f"run.root={root / 'runs'}"]
+    assert train.main([*QUICK[:2], "experiment=shakespeare_chars", f"data.root={root}", *more]) == 0
+    (made,) = (root / "runs").iterdir()
+    return made
+
+
+def test_a_language_model_run_leaves_scores_and_a_bundle_that_writes(language, tmp_path, monkeypatch):
+    results = json.loads((language / "results.json").read_text())
+    assert results["test"]["loss"] == -results["test"]["log_likelihood"] > 0
+    [text] = Writer.load(language / "bundle").write("To be\n\n", max_length=14, seed=3)
+    assert text.startswith("To be\n\n") and len(text) <= 14
+    monkeypatch.chdir(tmp_path)
+    data = ["data=tinyshakespeare", f"data.root={language.parent.parent}", "limit=8"]
+    assert evaluate.main([f"bundle={language / 'bundle'}", *data, "output=s.json"]) == 0
+    assert json.loads((tmp_path / "s.json").read_text())["scores"] == pytest.approx(results["test"], abs=1e-4)
+
+
+def test_a_bundle_is_not_scored_on_data_of_another_kind(language, capsys):
+    assert evaluate.main([f"bundle={language / 'bundle'}", "data=shapes"]) == 2
+    assert "records with text are wanted for language_model. These have " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["scoring.tokenize=words"], "scoring: "),
+        (
+            ["+source_tokenizer._target_=mmattn.preprocess.text.Tokenizer.train"],
+            "share_embeddings=true needs one vocabulary",
+        ),
+        (["fit.monitor=cider_d"], r"fit\.monitor=cider_d is no score\. Scores: bleu, chrf"),
+        (["batches.too_long=drop"], "batches: too_long='drop' is unknown"),
+        (["encoder.num_heads=3"], "encoder: num_heads=3 does not divide hidden_dim=16"),
+        (["encoder=vit"], r"encoder: this task needs an encoder of tokens: encoder=text\. Received VisionTransformer"),
+        (["+optimizer.gradient_accumulation_steps=1"], "optimizer: .*gradient_accumulation_steps"),
+        (["data.train_files=none"], r"none\.en"),
+        (["task=captioning"], "scoring is unknown"),
+    ],
+)
+def test_wrong_settings_of_a_translation_are_refused_in_words(overrides, message, folder, tmp_path, capsys):
+    assert train.main([*settings(folder, tmp_path / "runs"), *overrides]) == 2
+    shown = capsys.readouterr().err
+    assert re.search(message, shown), shown
+    assert "Traceback" not in shown
+
+
+def test_a_file_that_is_not_utf8_is_refused_with_its_line(folder, tmp_path, capsys):
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    lines = (tmp_path / "train.de").read_bytes().split(b"\n")
+    lines[2] = "läuft".encode("latin-1")
+    (tmp_path / "train.de").write_bytes(b"\n".join(lines))
+    assert train.main(settings(tmp_path, tmp_path / "runs")) == 2
+    assert re.search(r"train\.de.*:3", capsys.readouterr().err)
+
+
+def test_the_mark_of_subwords_is_taken_out_of_references_before_scoring():
+    scoring = TranslationScoring("none", joiner="@@")
+    made = [Prediction("1", "das Haus brennt hell", ["das Ha@@ us bre@@ nnt hell"], 1.0)]
+    assert scoring(made)["bleu"] == pytest.approx(100.0) and scoring(made)["exact"] == 1.0
+
+
+def test_moses_tokens_are_turned_into_raw_text_before_scoring():
+    pytest.importorskip("sacremoses")
+    scoring = TranslationScoring("13a", lowercase=True, detokenize="en")
+    made = [Prediction("1", "the dog &apos;s ball , is red .", ["The dog's ball, is red."], 1.0)]
+    assert scoring(made)["bleu"] == pytest.approx(100.0)
+
+
+@pytest.mark.slow
+def test_accumulated_gradients_of_two_batches_are_those_of_one_of_both(folder, tmp_path):
+    """The schedule counts updates, so that the rate after n batches is that of n / 2 steps."""
+    more = ["+optimizer.gradient_accumulation_steps=2", "fit.epochs=2"]
+    assert train.main([*settings(folder, tmp_path / "runs"), *more]) == 0
+    (made,) = (tmp_path / "runs").iterdir()
+    entries = lines_of(made / "metrics.jsonl")
+    assert entries[-1]["learning_rate"] < entries[0]["learning_rate"] / 2

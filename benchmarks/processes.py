@@ -82,7 +82,7 @@ def _serve(connection: Connection, module: str, make: str, args: tuple[Any, ...]
                 ]
                 answer = [seconds for seconds, _ in calls], calls[0][1]
             connection.send((None, answer))
-        except (EOFError, KeyboardInterrupt):
+        except (EOFError, ConnectionError, KeyboardInterrupt):  # whoever asked is gone
             return
         except Exception:
             connection.send((traceback.format_exc(), None))

@@ -3,21 +3,19 @@
     pip install -e ".[benchmarks]"
     python benchmarks/translation.py --size tiny
 
-All have the same sizes, batches, dtype (float32) and threads; weights are random and each translation has a fixed number
-of tokens, so that what is generated does not matter. Each contender has a process of its own and they take turns, one
-round after the other, on a machine that should have nothing else to do. Printed are Markdown tables: medians over the
-rounds with quartiles, and how many times mmattn's time each takes (the median of the rounds' own ratios). A peer that
-is not installed is named and left out.
+All have the same sizes, batches, dtype (float32) and threads; weights are random and each translation has a fixed
+number of tokens, so that what is generated does not matter. Each contender has a process of its own and they take
+turns, one round after the other, on a machine that should have nothing else to do. Printed are Markdown tables: medians
+over the rounds with quartiles, and how many times the time of the table's first row each takes (the median of the
+rounds' own ratios). A peer that is not installed is named and left out.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import importlib.util
 import json
 import os
-import platform
 import statistics
 import sys
 from collections.abc import Iterator
@@ -27,6 +25,7 @@ from typing import Any
 
 import numpy as np
 from processes import Failed, Worker
+from tables import TIMES, machine, table, times
 from translation_job import ROWS, STEPS, Job, is_greedy
 
 
@@ -71,44 +70,45 @@ IMPORTS = {"keras-hub": "keras_hub"}
 
 @dataclass
 class Row:
-    """One line of a table."""
+    """One line of a table: `method(argument)` of a contender, and the seconds of each round."""
 
     name: str
-    label: str
     what: str
     method: str
     argument: Any
     first_call: float = 0.0
-    first_result: Any = None
+    first_loss: float | None = None
     seconds: list[float] = field(default_factory=list)
 
 
 def main() -> None:
     options = _options()
+    rows_to_train, rows_to_translate = ROWS[options.size]
     job = Job.of_size(
-        options.size, train_rows=options.train_rows or ROWS[options.size][0],
-        translate_rows=options.translate_rows or ROWS[options.size][1], length=options.length,
-        dropout=options.dropout, threads=options.threads, xla=options.xla,
-    )  # fmt: skip
+        options.size,
+        train_rows=options.train_rows or rows_to_train,
+        translate_rows=options.translate_rows or rows_to_translate,
+        length=options.length,
+        dropout=options.dropout,
+        threads=options.threads,
+        xla=options.xla,
+    )
     workers = dict(_start(options.peers, job))
-    tables = _rows(workers)
+    rows = _rows(workers)
     parameters = {name: worker.run("parameters")[1] for name, worker in workers.items()}
-    shares = _warm_up(workers, tables, job)
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    shares = _warm_up(workers, rows, job)
+    about = machine(dict.fromkeys(package for name in workers for package in ENTRIES[name].packages))
     for number in range(options.repeats):
-        for title, rows in tables.items():
-            times = options.steps or STEPS[options.size] if title == "train" else 1
-            for row in rows:
-                seconds, _ = workers[row.name].run(row.method, row.argument, times=times)
-                row.seconds.append(statistics.mean(seconds))
+        for row in (row for some in rows.values() for row in some):
+            calls = (options.steps or STEPS[options.size]) if row.method == "train" else 1
+            row.seconds.append(statistics.mean(workers[row.name].run(row.method, row.argument, times=calls)[0]))
         _say(f"round {number + 1} of {options.repeats}")
     for worker in workers.values():
         worker.stop()
-    machine = {"processor": _processor(), "load_before": load, **_versions(workers)}
-    print(_report(job, tables, parameters, shares, machine, options.repeats))
+    print(_report(job, rows, parameters, shares, about))
     if options.json:
-        found = {title: [_plain(row) for row in rows] for title, rows in tables.items()}
-        record = {"job": asdict(job), "machine": machine, "parameters": parameters, "greedy": shares, "rows": found}
+        found = {method: [asdict(row) for row in some] for method, some in rows.items()}
+        record = {"job": asdict(job), "machine": about, "parameters": parameters, "verified": shares, "rows": found}
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
@@ -133,7 +133,7 @@ def _options() -> argparse.Namespace:
 
 
 def _start(peers: list[str], job: Job) -> Iterator[tuple[str, Worker]]:
-    """The contenders that there are, mmattn first. One that does not work is named and left out, unless it is mmattn."""
+    """The contenders that there are, mmattn first. A peer that does not work is named and left out."""
     for name in (OURS, *(name for name in ENTRIES if name in peers)):
         entry = ENTRIES[name]
         missing = [p for p in entry.packages if importlib.util.find_spec(IMPORTS.get(p, p)) is None]
@@ -152,102 +152,74 @@ def _start(peers: list[str], job: Job) -> Iterator[tuple[str, Worker]]:
 
 
 def _rows(workers: dict[str, Worker]) -> dict[str, list[Row]]:
-    tables: dict[str, list[Row]] = {"train": [], "greedy": [], "beam 5": []}
+    rows: dict[str, list[Row]] = {"train": [], "greedy": [], "beam 5": []}
     for name in workers:
         entry = ENTRIES[name]
-        tables["train"] += [Row(name, entry.label, what, "train", key) for key, what in entry.variants.items()]
+        rows["train"] += [Row(name, what, "train", key) for key, what in entry.variants.items()]
         for beams, what in entry.translates.items():
-            tables["greedy" if beams == 1 else f"beam {beams}"].append(Row(name, entry.label, what, "translate", beams))
-    return tables
+            rows["greedy" if beams == 1 else f"beam {beams}"].append(Row(name, what, "translate", beams))
+    return rows
 
 
-def _warm_up(workers: dict[str, Worker], tables: dict[str, list[Row]], job: Job) -> dict[str, float]:
-    """Two calls of everything, the first timed by itself, and checks that all do what they should."""
+def _warm_up(workers: dict[str, Worker], rows: dict[str, list[Row]], job: Job) -> dict[str, float]:
+    """Two calls of everything, the first timed by itself. Returns how much of the greedy search each has verified."""
     shares = {}
-    for row in (row for rows in tables.values() for row in rows):
-        _say(f"first call: {row.label}, {row.method} {row.argument}")
-        worker = workers[row.name]
+    for row in (row for some in rows.values() for row in some):
+        worker, label = workers[row.name], ENTRIES[row.name].label
+        _say(f"first call: {label}, {row.method} {row.argument}")
         [row.first_call], result = worker.run(row.method, row.argument)
         worker.run(row.method, row.argument)
         if row.method == "train":
-            row.first_result = result
+            row.first_loss = result
             continue
-        shape, wanted = result.shape, (job.translate_rows, job.length)
-        if shape != wanted or result.min() < 0 or result.max() >= job.vocabulary_size:
-            raise Failed(f"{row.label} made {shape} tokens from {result.min()} to {result.max()}, not {wanted}.")
+        wanted = (job.translate_rows, job.length)
+        if result.shape != wanted or result.min() < 0 or result.max() >= job.vocabulary_size:
+            raise Failed(f"{label} made {result.shape} tokens from {result.min()} to {result.max()}, not {wanted}.")
         if row.argument == 1:
-            shares[row.name] = worker.apply(is_greedy, job.batch(job.translate_rows).source, result.astype("int32"))
+            shares[row.name] = worker.apply(is_greedy, job.batch(job.translate_rows).source, result)
     return shares
 
 
 def _report(
-    job: Job, tables: dict[str, list[Row]], parameters: dict[str, int], shares: dict[str, float],
-    machine: dict[str, Any], repeats: int,
-) -> str:  # fmt: skip
+    job: Job, rows: dict[str, list[Row]], parameters: dict[str, int], shares: dict[str, float], about: dict[str, Any]
+) -> str:
     batch = job.batch(job.train_rows)
-    padding = 1 - batch.tokens / batch.labels.size
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    load = "" if about["load"] is None else f", load {about['load']:.1f} before the first round"
     lines = [
-        f"{machine['processor']}, {job.threads} threads, load {_number(machine['load_before'])} before the first round. "
-        f"Python {machine['python']}, {versions}.",
+        f"{about['processor']}, {job.threads} threads{load}. {versions}.",
         f"{job.encoder_layers}+{job.decoder_layers} layers, width {job.hidden_dim}, {job.num_heads} heads, FFN "
-        f"{job.intermediate_dim}, vocabulary {job.vocabulary_size}, float32, dropout {job.dropout}. {repeats} rounds.",
+        f"{job.intermediate_dim}, vocabulary {job.vocabulary_size}, float32, dropout {job.dropout}. "
+        f"{len(rows['train'][0].seconds)} rounds.",
+        "",
+        f"Training step: {job.train_rows} x {job.length} tokens a side, {1 - batch.tokens / batch.labels.size:.0%} of "
+        f"them padding; Keras by {'XLA' if job.xla else 'the plain graph'}; log V = {np.log(job.vocabulary_size):.2f}.",
+        "",
     ]
-    head = f"Training step: {job.train_rows} x {job.length} tokens a side, {padding:.0%} padding. Keras by "
-    head += "XLA." if job.xla else "TensorFlow's graph."
-    columns = ["", "parameters", "first loss", "first call, s", "ms a step", "quartiles", "target tokens/s", "x mmattn"]
-    lines += ["", head + f" log V = {np.log(job.vocabulary_size):.2f}.", "", *_header(columns)]
-    for row in tables["train"]:
-        cells = [f"{parameters[row.name]:,}", f"{row.first_result:.2f}"]
-        lines.append(_line(row, cells, batch.tokens, tables["train"][0]))
-    for title in ("greedy", "beam 5"):
-        tokens = job.translate_rows * job.length
-        head = (
-            f"Translation, {title}: {job.translate_rows} sentences of up to {job.length} tokens to {job.length} each."
+
+    def line(row: Row, cells: list[str], tokens: int, first: Row) -> list[str]:
+        timed = times(row.seconds, tokens, first.seconds)
+        return [f"{ENTRIES[row.name].label}: {row.what}", *cells, f"{row.first_call:.1f}", *timed]
+
+    lines += table(
+        ["", "parameters", "first loss", "first call, s", *TIMES],
+        (
+            line(row, [f"{parameters[row.name]:,}", f"{row.first_loss:.2f}"], batch.tokens, rows["train"][0])
+            for row in rows["train"]
+        ),
+    )
+    made = job.translate_rows * job.length
+    for method in ("greedy", "beam 5"):
+        head = f"Translation, {method}: {job.translate_rows} sentences of up to {job.length} tokens, {job.length} made"
+        lines += ["", f"{head} for each.", ""]
+        lines += table(
+            ["", "verified", "first call, s", *TIMES],
+            (
+                line(row, [f"{shares[row.name]:.1%}" if method == "greedy" else ""], made, rows[method][0])
+                for row in rows[method]
+            ),
         )
-        columns = ["", "verified", "first call, s", "ms a batch", "quartiles", "tokens/s", "x mmattn"]
-        lines += ["", head, "", *_header(columns)]
-        for row in tables[title]:
-            cells = [f"{shares[row.name]:.1%}" if title == "greedy" else ""]
-            lines.append(_line(row, cells, tokens, tables[title][0]))
-    lines += ["", "verified: share of the tokens that a full pass without a cache finds the likeliest as well."]
-    return "\n".join(lines)
-
-
-def _header(columns: list[str]) -> list[str]:
-    return [f"| {' | '.join(columns)} |", f"| --- |{' ---: |' * (len(columns) - 1)}"]
-
-
-def _line(row: Row, cells: list[str], tokens: int, ours: Row) -> str:
-    low, median, high = statistics.quantiles(row.seconds, n=4, method="inclusive")
-    ratio = statistics.median(theirs / own for theirs, own in zip(row.seconds, ours.seconds, strict=True))
-    cells = [
-        f"{row.label}: {row.what}", *cells, f"{row.first_call:.1f}", _number(median * 1000),
-        f"{_number(low * 1000)} to {_number(high * 1000)}", f"{tokens / median:,.0f}", f"{ratio:.2f}",
-    ]  # fmt: skip
-    return f"| {' | '.join(cells)} |"
-
-
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
-
-
-def _plain(row: Row) -> dict[str, Any]:
-    result = row.first_result
-    return {**asdict(row), "first_result": result}
-
-
-def _versions(workers: dict[str, Worker]) -> dict[str, Any]:
-    packages = dict.fromkeys(package for name in workers for package in ENTRIES[name].packages)
-    return {"python": platform.python_version(), "versions": {p: importlib.metadata.version(p) for p in packages}}
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    return "\n".join([*lines, "", "verified: tokens that a full pass without a cache finds the likeliest, too."])
 
 
 def _say(text: str) -> None:

@@ -63,7 +63,7 @@ class Job:
             ends = lengths[:, None] - 1
             return np.where(places < ends, ids, np.where(places == ends, EOS, PAD)).astype("int32")
 
-        source, labels = sentences(rng.permutation(lengths)), sentences(rng.permutation(lengths))
+        source, labels = (sentences(rng.permutation(lengths)), sentences(rng.permutation(lengths)))
         target = np.where(labels[:, :-1] == EOS, PAD, labels[:, :-1])
         target = np.concatenate([np.full((rows, 1), BOS, "int32"), target], axis=1)
         return Batch(source, target, labels)
@@ -71,7 +71,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Batch:
-    """`source` (B, S) with end tokens, `target` (B, T) = [bos, t1 .. tn, 0 ..], `labels` (B, T) = [t1 .. tn, eos, 0 ..]."""
+    """`source` (B, S) = [s1 .. sn, eos, 0 ..], `target` (B, T) = [bos, t1 .. tn, 0 ..], `labels` (B, T) likewise."""
 
     source: np.ndarray
     target: np.ndarray

@@ -177,11 +177,11 @@ def keras_hub_model(job: Job) -> Any:
                 )
                 own_caches.append(own_cache)
                 cross_caches.append(cross_cache)
-            return self.embedding(self.norms[1](x), reverse=True)[:, 0], own_caches, cross_caches
+            return (self.embedding(self.norms[1](x), reverse=True)[:, 0], own_caches, cross_caches)
 
         def generate(self, source: Any, sampler: Any, beams: int) -> Any:
             """`length` tokens for each row, by the sampler. Only what changes in the loop is in its cache."""
-            rows, head = source.shape[0], (job.num_heads, job.hidden_dim // job.num_heads)
+            rows, head = (source.shape[0], (job.num_heads, job.hidden_dim // job.num_heads))
             memory, mask = self.encode(source)
             own = [ops.zeros((rows, 2, job.length + 1, *head)) for _ in self.decoders]
             cross = [ops.zeros((rows, 2, source.shape[1], *head)) for _ in self.decoders]

@@ -1,4 +1,4 @@
-"""torch.nn.Transformer and Hugging Face's MarianMT: the same translation model in PyTorch, run as each is documented."""
+"""torch.nn.Transformer and Hugging Face's MarianMT: the same translation model, each run as it is documented."""
 
 from __future__ import annotations
 
@@ -161,13 +161,13 @@ class Marian:
     def parameters(self) -> int:
         return _count(self.model)
 
-    def _logits(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return self.model(input_ids=source, attention_mask=(source != PAD).long(), decoder_input_ids=target).logits
-
     def train(self, variant: str) -> float:
-        self.model.train()
-        mask = (self.source != PAD).long()
-        made = self.model(input_ids=self.source, attention_mask=mask, decoder_input_ids=self.target, labels=self.labels)
+        made = self.model.train()(
+            input_ids=self.source,
+            attention_mask=(self.source != PAD).long(),
+            decoder_input_ids=self.target,
+            labels=self.labels,
+        )
         return _step(self.optimizer, made.loss)
 
     @torch.inference_mode()
@@ -184,5 +184,6 @@ class Marian:
 
     @torch.inference_mode()
     def logits(self, source: np.ndarray, target: np.ndarray) -> np.ndarray:
-        self.model.eval()
-        return self._logits(torch.from_numpy(source).long(), torch.from_numpy(target).long()).numpy()
+        ids, target_ids = (torch.from_numpy(source).long(), torch.from_numpy(target).long())
+        mask = (ids != PAD).long()
+        return self.model.eval()(input_ids=ids, attention_mask=mask, decoder_input_ids=target_ids).logits.numpy()

@@ -139,6 +139,7 @@ def _resolvers() -> None:
         return str(Path(path).expanduser().resolve())
 
     OmegaConf.register_new_resolver("absolute", absolute, replace=True)
+    OmegaConf.register_new_resolver("file_name", lambda path: Path(path).name, replace=True)
 
 
 def _in_words(error: Exception, name: str) -> str:

@@ -11,8 +11,11 @@ from .config import ConfigProblem, first_line
 
 # What an optimizer of Keras takes without a word, and cannot work with: name -> (rule, test).
 OPTIMIZER_RULES = {
-    **dict.fromkeys(("beta_1", "beta_2", "ema_momentum", "momentum"), ("in [0, 1)", lambda v: 0 <= v < 1)),
-    "weight_decay": ("0 or more", lambda v: v >= 0),
+    **dict.fromkeys(
+        ("beta_1", "beta_2", "adam_beta_1", "adam_beta_2", "ema_momentum", "momentum"),
+        ("in [0, 1)", lambda v: 0 <= v < 1),
+    ),
+    **dict.fromkeys(("weight_decay", "adam_weight_decay"), ("0 or more", lambda v: v >= 0)),
     **dict.fromkeys(("epsilon", "clipnorm", "global_clipnorm", "clipvalue"), ("more than 0", lambda v: v > 0)),
 }
 
@@ -36,19 +39,25 @@ def task_of(config: dict[str, Any]) -> Any:
 def cross_problems(config: dict[str, Any]) -> list[str]:
     """Problems between nodes, in words with their paths; what is wrong by itself is left to the other checks."""
     problems = []
-    reader, encoder, decoder = config.get("reader") or {}, config["encoder"] or {}, config["decoder"]
+    reader, encoder = config.get("reader") or {}, config["encoder"] or {}
     wanted, given = encoder.get("image_size"), reader.get("size")
     if isinstance(wanted, list) and isinstance(given, list) and wanted != given:
         problems.append(
             f"reader.size={given} must be encoder.image_size={wanted}: the encoder takes pictures of one size."
         )
-    positions = decoder.get("max_length") if decoder.get("positions") == "learned" else None
-    for path in ("batches", "validation"):
-        length = config[path].get("max_length")
+    for path, side in (
+        ("batches.max_length", "decoder"),
+        ("batches.length", "decoder"),
+        ("validation.max_length", "decoder"),
+        ("batches.max_length", "encoder"),
+    ):
+        node, (place, key) = config[side] or {}, path.split(".")
+        positions = node.get("max_length") if node.get("positions") == "learned" else None
+        length = config[place].get(key)
         if isinstance(positions, int) and isinstance(length, int) and length > positions:
-            problems.append(
-                f"{path}.max_length={length} is more than decoder.max_length={positions}, its learned positions."
-            )
+            problems.append(f"{path}={length} is more than {side}.max_length={positions}, its learned positions.")
+    if (config.get("scoring") or {}).get("detokenize"):
+        problems.append("scoring.detokenize is for mmattn evaluate: a run compares tokens with tokens.")
     for name, (rule, fits) in OPTIMIZER_RULES.items():
         value = config["optimizer"].get(name)
         if isinstance(value, int | float) and not fits(value):

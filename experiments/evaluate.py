@@ -24,13 +24,18 @@ from mmattn.training.subset import First
 from mmattn.training.validation import CAPTIONS, score_shuffled
 
 from .checks import check_keys, check_targets, check_unread
-from .config import ConfigProblem, compose, group_keys, instantiate, resolve, split_arguments
+from .config import ConfigProblem, compose, first_line, group_keys, instantiate, resolve, split_arguments
+from .run import wrong_records
 
 KEYS = (
     "bundle", "data", "runtime", "split", "limit", "batch_size", "shuffled", "output", "image_size", "generation",
     "scoring",
 )  # fmt: skip
-FIELDS = {"captioner": {"image", "captions"}, "translator": {"source", "targets"}, "language_model": {"text"}}
+TASKS: dict[str, Any] = {
+    "captioner": captioning.Captioning,
+    "translator": translation.Translating,
+    "language_model": language.LanguageModelling,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,30 +94,33 @@ def evaluate(config: dict[str, Any]) -> int:
         raise ConfigProblem([str(error)]) from error
     made = instantiate({"data": {config["split"]: config["data"][config["split"]]}, "scoring": config["scoring"]})
     source = made["data"][config["split"]]
-    fields = FIELDS[bundle.kind]
-    if len(source) and not fields <= source[0].keys():
-        raise ConfigProblem(
-            [f"data: records with {' and '.join(sorted(fields))} are wanted for {bundle.kind}. These have "
-             f"{', '.join(sorted(source[0]))}."]
-        )  # fmt: skip
+    fields = TASKS[bundle.kind].fields
+    if len(source) and not set(fields) <= source[0].keys():
+        raise ConfigProblem([f"data, for a {bundle.kind}: {wrong_records(fields, source[0])}"])
     if config["limit"] is not None:
         source = First(source, config["limit"])
     unreadable: list[str] = []
 
     def reject(name: str, reason: str) -> None:
         unreadable.append(name)
-        print(f"mmattn: {reason}", file=sys.stderr)
+        print(f"mmattn: {reason if name in reason else f'{name}: {reason}'}", file=sys.stderr)
 
     if bundle.kind == "language_model":
-        results: dict[str, Any] = {"scores": language.evaluate(bundle, source, settings, config["batch_size"])}
+        try:
+            scores = language.evaluate(bundle, source, settings, config["batch_size"])
+        except ValueError as error:  # a text shorter than a window
+            raise ConfigProblem([f"data: {first_line(error)}"]) from error
+        results: dict[str, Any] = {"scores": scores}
         print(listed(results["scores"]))
     else:
         if bundle.kind == "captioner":
             scoring: Any = CAPTIONS
             predictions, scores, more = captioning.evaluate(bundle, source, settings, config["batch_size"], reject)
         else:
-            scoring = made["scoring"]
-            predictions, scores, more = translation.evaluate(bundle, source, settings, config["batch_size"], scoring)
+            scoring = made["scoring"].joining(bundle.tokenizer)
+            predictions, scores, more = translation.evaluate(
+                bundle, source, settings, config["batch_size"], scoring, reject
+            )
         results = {"examples": len(predictions), "generation": settings, "scores": scores}
         print(f"{len(predictions)} examples, with {listed(settings)}\n{listed(scores)}")
         if config["shuffled"] and len(predictions) > 1:

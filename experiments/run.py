@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,16 @@ class Run:
         self.folder = folder
         self.signals = signals
         self.say = say
+        self.weights = ""
         self.rejected = JsonLines(folder / "rejected.jsonl")
         self._known = {(entry["id"], entry["reason"]) for entry in self.rejected.read()}
         for split, source in sources.items():
             for reason in getattr(source, "skipped", ()):
                 self._reject(split, reason)
+        wanted = parts["task"].func.fields
+        for split in SPLITS:
+            if len(sources[split]) and not set(wanted) <= sources[split][0].keys():
+                raise ConfigProblem([f"data.{split}: {wrong_records(wanted, sources[split][0])}"])
         sources = {s: sources[s] if limits[s] is None else First(sources[s], limits[s]) for s in SPLITS}
         try:
             self.task = parts["task"](
@@ -73,12 +78,13 @@ class Run:
         if self.config["run"]["tensorboard"]:
             loop.listeners.append(tensorboard.scalar_writer(self.folder / "tensorboard"))
         state = loop.run()
+        self.weights = f"{state.best_weights}, the best of the validations by {options.monitor}"
         self.say(f"Best: {options.monitor} {state.best_score:.4g}, {state.best_weights}.")
 
     def finish(self) -> dict[str, Any]:
         """What the task makes of the trained model: bundle and results."""
         given = {name: value for name, value in self.config["card"].items() if value is not None}
-        card = {**given, "command": f"mmattn train (see {self.folder.name}/config.yaml)"}
+        card = {**given, "weights": self.weights, "command": f"mmattn train (see {self.folder.name}/config.yaml)"}
         return self.task.finish(self.folder, card, self.parts["fit"].monitor)
 
     def _reject(self, name: str, reason: str) -> None:
@@ -95,7 +101,7 @@ class Run:
         except PartError as error:
             raise ConfigProblem([f"{error.path}: {first_line(error)}"]) from error
         optimizer = self.parts["optimizer"](learning_rate=schedule)
-        if optimizer.weight_decay:
+        if optimizer.weight_decay or getattr(optimizer, "adam_weight_decay", None):
             optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta", "embedding", "position"])
         model.compile(
             optimizer=optimizer,
@@ -107,3 +113,11 @@ class Run:
         trained = sum(math.prod(v.shape) for v in model.trainable_variables)
         frozen = sum(math.prod(v.shape) for v in model.weights) - trained
         self.say(f"Model: {trained:,} parameters trained, {frozen:,} frozen. Steps: {total_steps}.")
+
+
+def wrong_records(wanted: Sequence[str], record: dict[str, Any]) -> str:
+    """
+    >>> wrong_records(("source", "targets"), {"id": 1, "text": ""})
+    'records with source and targets are wanted; these have id, text.'
+    """
+    return f"records with {' and '.join(wanted)} are wanted; these have {', '.join(sorted(record))}."

@@ -19,6 +19,7 @@ if not __package__:  # run as a script
 
 from omegaconf import OmegaConf
 
+from mmattn.bundle import BundleError
 from mmattn.tasks.grounding import lines
 from mmattn.training import tensorboard
 from mmattn.training.callbacks import Interrupted, StopSignals
@@ -94,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if folder is not None and not resume and not any(folder.glob("checkpoints/*")):
             shutil.rmtree(folder)  # nothing is in it, and no resume could get past the same problem
         return 2
-    except (TrainingError, CheckpointError, RunFolderError) as error:
+    except (TrainingError, CheckpointError, RunFolderError, BundleError) as error:
         print(f"mmattn: {error}", file=sys.stderr)
         return 1
     except (Interrupted, OSError) as error:  # OSError: a full disk, a folder that went away

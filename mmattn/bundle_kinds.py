@@ -83,7 +83,7 @@ _RANGES = {
     "low_confidence": (0.0, 1.0),
     "length_factor": (0.0, 100.0),
     "length_offset": (1, 4096),
-    "max_source_length": (1, 4096),
+    "max_source_length": (2, 4096),
     "temperature": (0.001, 1000.0),
     "top_k": (0, 10_000_000),
     "top_p": (0.000001, 1.0),

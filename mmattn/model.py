@@ -26,7 +26,7 @@ class EncoderDecoder(keras.Model):
     Call arguments:
         inputs: a dict of arrays: what the encoder reads, and "target_ids" `(B, T)`, the start token first; or
             `(B, n, T)` for n targets of each source, which is encoded once for all of them. "label_places" `(M,)`, if
-            it is there, says at which flat places b * T + t logits are wanted.
+            it is there, says at which flat places b * T + t logits are wanted; for one target of each source.
 
     Returns:
         logits `(B, T, V)` or `(B, n, T, V)`: at each place the scores of the next token. `(M, V)` for M places.
@@ -76,6 +76,8 @@ class EncoderDecoder(keras.Model):
         memory, mask = self.encode(inputs, training=training)
         if len(ids.shape) == 2:
             return self.decoder(ids, memory, memory_mask=mask, training=training, **_places(inputs))[0]
+        if "label_places" in inputs:
+            raise ValueError('"label_places" goes with one target of each source: target_ids (B, T).')
         several, length = ops.shape(ids)[1], ops.shape(ids)[2]
         memory, mask = ops.repeat(memory, several, axis=0), ops.repeat(mask, several, axis=0)  # (B n, S, D), (B n, S)
         logits, _ = self.decoder(ops.reshape(ids, (-1, length)), memory, memory_mask=mask, training=training)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmattn.data.pair_batches import PairBatches, make_buckets, pad_rows
+from mmattn.data.buckets import make_buckets
+from mmattn.data.pair_batches import PairBatches, pad_rows, source_batches
 
 BOS, EOS = 2, 3
 
@@ -150,15 +151,30 @@ def test_too_long_pairs_are_refused_by_name():
         PairBatches(LONG, encode, max_length=4, too_long="error")
 
 
-def test_examples_hold_each_record_once_the_shortest_first():
+def test_sources_come_once_each_the_shortest_first():
     source = pairs(50)
-    found = list(PairBatches(source, encode, eval_batch_size=8).examples())
+    found = list(source_batches(source, encode, 8, max_length=40))
     assert sorted(r["id"] for _, records in found for r in records) == sorted(p["id"] for p in source)
     widths = [inputs["source_ids"].shape[1] for inputs, _ in found]
     assert widths == sorted(widths) and {len(records) for _, records in found[:-1]} == {8}
     for inputs, records in found:
         for row, record in zip(inputs["source_ids"], records, strict=True):
             assert [i for i in row if i] == [*encode(record["source"]), EOS]
+
+
+def test_a_source_that_is_cut_keeps_its_end_token_and_is_told():
+    told = []
+    made = list(source_batches(LONG, encode, 8, 3, on_fault=lambda *fault: told.append(fault)))
+    assert told == [("b", "the source has 6 tokens; at most 3 fit: cut")]
+    assert made[0][0]["source_ids"].tolist() == [[5, EOS, 0], [5, EOS, 0], [5, 5, EOS]]
+    assert [r["id"] for _, records in source_batches(LONG, encode, 8, 9, most=1) for r in records] == ["a"]
+
+
+def test_a_side_without_a_token_is_left_out_and_listed():
+    empty = [*LONG[:1], {"id": "e", "source": "", "targets": ["5"]}, {"id": "f", "source": "5", "targets": [" "]}]
+    batches = PairBatches(empty, encode, too_long="error")
+    assert batches.num_examples == 1
+    assert batches.faults == [("e", "no token in the source: left out"), ("f", "no token in the target: left out")]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +185,7 @@ def test_examples_hold_each_record_once_the_shortest_first():
         ({"max_shapes": 0}, "max_shapes=0 is too small"),
         ({"too_long": "drop"}, "too_long='drop' is unknown. It is one of skip, cut, error"),
         ({"seed": -1}, "seed=-1 is out of range"),
-        ({"max_length": 2}, "no pair to train on: 3 records, 3 pairs too long"),
+        ({"max_length": 2}, "no pair to train on: 3 records, 3 pairs empty or too long"),
     ],
 )
 def test_what_cannot_work_is_refused(options, message):

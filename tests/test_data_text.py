@@ -7,9 +7,17 @@ import itertools
 import numpy as np
 import pytest
 
-from experiments.config import compose, instantiate, resolve
 from mmattn.data.text import TextBatches, TextSource
 from mmattn.data.text_files import TextFileError
+
+
+def hydra_config():
+    """Where Hydra is installed: the tests of the other laws do not need it."""
+    pytest.importorskip("hydra")
+    from experiments import config
+
+    return config
+
 
 TEXT = "First Citizen:\nSpeak, speak.\n\nAll: é 猫\nNo end"
 
@@ -128,8 +136,9 @@ def test_impossible_batches_are_refused():
 
 
 def test_tiny_shakespeare_is_cut_as_nanogpt_cuts_it(data_folder):
-    config = resolve(compose("train", ["data=tinyshakespeare", f"data.root={data_folder}/tinyshakespeare"]))["data"]
-    train, valid, test = (instantiate(config[split]) for split in ("train", "valid", "test"))
+    root = f"data.root={data_folder}/tinyshakespeare"
+    config = hydra_config().resolve(hydra_config().compose("train", ["data=tinyshakespeare", root]))["data"]
+    train, valid, test = (hydra_config().instantiate(config[split]) for split in ("train", "valid", "test"))
     assert (len(train.text), len(valid.text)) == (1003854, 111540) and test.text == valid.text
     whole = (data_folder / "tinyshakespeare" / "input.txt").read_text("utf-8")
     assert train.text + valid.text == whole and len(set(whole)) == 65

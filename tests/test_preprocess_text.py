@@ -507,3 +507,25 @@ def test_normalization_is_told_from_the_bytes_alone(normalization, model_type):
     size = {} if model_type in ("char", "word") else {"vocabulary_size": 20, "shrink": True}
     made = Tokenizer.train(texts, model_type=model_type, normalization=normalization, **size)
     assert Tokenizer(made.model_bytes).normalization == normalization
+
+
+def test_rules_for_decoded_text_that_are_no_joiners_are_refused():
+    """SentencePiece's code for looking into rules may loop for ever on a stranger's."""
+    import sentencepiece
+
+    plain = dict.fromkeys(("add_dummy_prefix", "escape_whitespaces", "remove_extra_whitespaces"), False)
+    made = Tokenizer.train(["a b"], model_type="word").model_bytes
+    for table in ([("a", "b")], [("@@ ", ""), ("b", "")], [("@@ ", "x")]):
+        rules = sentencepiece.SentencePieceNormalizer(norm_map=table, **plain).serialized_normalizer_spec()
+        size, length = b"", len(rules)
+        while length > 127:
+            size, length = size + bytes([length & 127 | 128]), length >> 7
+        with pytest.raises(ValueError, match="rules that are not those of a joiner"):
+            Tokenizer(made + bytes([5 << 3 | 2]) + size + bytes([length]) + rules)
+
+
+@pytest.mark.parametrize("joiner", ["@@", "##", "\uffed", "\u65e5\u672c", "x"])
+def test_any_joiner_is_read_from_the_bytes(joiner):
+    made = Tokenizer.train([f"a{joiner} b c"], model_type="word", joiner=joiner)
+    assert Tokenizer(made.model_bytes).joiner == joiner
+    assert made.decode(made.encode(f"a{joiner} b c")) == "ab c"

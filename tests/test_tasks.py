@@ -67,6 +67,7 @@ def test_a_translation_run_leaves_all_that_it_promises(translation):
     assert re.search(r"\d+ tokens; at most max_length=16 fit: left out", rejected[0]["reason"])
     card = (translation / "bundle" / "README.md").read_text()
     assert "mmattn translate" in card and "Translator" in card
+    assert "tok:none" in card and "From en to de" in card and "weights: " in card
 
 
 def test_predictions_lie_in_the_order_of_the_test_file(translation):
@@ -122,7 +123,53 @@ def test_a_language_model_run_leaves_scores_and_a_bundle_that_writes(language, t
 
 def test_a_bundle_is_not_scored_on_data_of_another_kind(language, capsys):
     assert evaluate.main([f"bundle={language / 'bundle'}", "data=shapes"]) == 2
-    assert "records with text are wanted for language_model. These have " in capsys.readouterr().err
+    assert "data, for a language_model: records with text are wanted; these have " in capsys.readouterr().err
+
+
+def test_a_translator_is_not_trained_on_pictures(tmp_path, capsys):
+    assert train.main([*QUICK, "experiment=transformer_base", "data=shapes", f"run.root={tmp_path / 'runs'}"]) == 2
+    assert "data.train: records with source and targets are wanted; these have" in capsys.readouterr().err
+
+
+def test_a_captioner_is_not_trained_on_sentences(folder, tmp_path, capsys):
+    data = ["data=parallel", f"data.root={folder}", "data.source_language=en", "data.target_language=de"]
+    assert train.main([*QUICK, *data, f"run.root={tmp_path / 'runs'}"]) == 2
+    assert "records with image and captions are wanted; these have id, source, targets" in capsys.readouterr().err
+    assert not list((tmp_path / "runs").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model=encoder_decoder"], "model: TypeError"),
+        (["decoder.cross_attention=true"], r"model: a language model has nothing to look at"),
+        (
+            ["decoder.positions=learned", "+decoder.max_length=8"],
+            r"batches\.length=16 is more than decoder\.max_length=8",
+        ),
+    ],
+)
+def test_wrong_settings_of_a_language_model_are_refused_in_words(overrides, message, tmp_path, capsys):
+    (tmp_path / "input.txt").write_text("to be or not to be " * 20)
+    data = ["experiment=shakespeare_chars", f"data.root={tmp_path}", f"run.root={tmp_path / 'runs'}"]
+    assert train.main([*QUICK[:2], *data, *overrides]) == 2
+    assert re.search(message, shown := capsys.readouterr().err), shown
+
+
+def test_evaluation_tells_which_sources_it_had_to_cut(translation, folder, capsys):
+    data = ["data=parallel", f"data.root={folder}", "data.source_language=en", "data.target_language=de"]
+    more = ["split=train", "limit=6", "scoring.tokenize=none"]
+    assert evaluate.main([f"bundle={translation / 'bundle'}", *data, *more]) == 1
+    assert re.search(r"train\.en:5: the source has \d+ tokens; at most 16 fit: cut", capsys.readouterr().err)
+
+
+def test_no_limit_by_the_sources_length_is_none_in_the_bundle_too(folder, tmp_path):
+    more = ["validation.length_factor=null", "validation.length_offset=null", "fit.epochs=1"]
+    assert train.main([*settings(folder, tmp_path), *more]) == 0
+    (made,) = tmp_path.iterdir()
+    results = json.loads((made / "results.json").read_text())
+    assert results["generation"]["length_factor"] * 1 >= results["generation"]["max_length"]
+    assert results["test"]["mean_length"] > 0
 
 
 @pytest.mark.parametrize(
@@ -139,6 +186,18 @@ def test_a_bundle_is_not_scored_on_data_of_another_kind(language, capsys):
         (["encoder=vit"], r"encoder: this task needs an encoder of tokens: encoder=text\. Received VisionTransformer"),
         (["+optimizer.gradient_accumulation_steps=1"], "optimizer: .*gradient_accumulation_steps"),
         (["data.train_files=none"], r"none\.en"),
+        (["final.num_beams=[1,65]"], r"final: generation\.num_beams=65 must be a whole number from 1 to 64"),
+        (["validation.length_offset=0"], r"final: generation\.length_offset=0 must be"),
+        (
+            ["encoder.positions=learned", "+encoder.max_length=8"],
+            r"batches\.max_length=16 is more than encoder\.max_length=8",
+        ),
+        (["optimizer.adam_beta_2=2.0"], r"optimizer\.adam_beta_2=2\.0 must be in \[0, 1\)"),
+        (["+scoring.detokenize=de"], "scoring.detokenize is for mmattn evaluate"),
+        (["encoder=none"], r"encoder: this task needs an encoder of tokens: encoder=text\. Received none"),
+        (["model=language_model"], r"model\.share_embeddings is unknown"),
+        (["+decoder.cross_attention=false"], "model: a translator's decoder looks at the source"),
+        (["fit.snapshots=1"], r"fit: snapshots=1 must be 0 \(none\), or 2 or more"),
         (["task=captioning"], "scoring is unknown"),
     ],
 )
@@ -170,6 +229,7 @@ def test_moses_tokens_are_turned_into_raw_text_before_scoring():
     scoring = TranslationScoring("13a", lowercase=True, detokenize="en")
     made = [Prediction("1", "the dog &apos;s ball , is red .", ["The dog's ball, is red."], 1.0)]
     assert scoring(made)["bleu"] == pytest.approx(100.0)
+    assert scoring(made)["exact"] == 1.0
 
 
 @pytest.mark.slow

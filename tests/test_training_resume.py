@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 import zipfile
 
 import keras
@@ -431,3 +432,27 @@ def test_a_run_ends_with_the_best_of_single_weights_and_means_and_resumes_to_the
     before = [array.tobytes() for array in arrays.values()]
     assert Run(tmp_path / "whole", **options).run().best_score == state.best_score  # tried once, not once a start
     assert [array.tobytes() for array in read(tmp_path / "whole" / "best.npz")[0].values()] == before
+
+
+@pytest.mark.parametrize("several_shapes", [False, True])
+def test_a_stop_while_the_stream_is_being_read_ahead_is_a_stop(tmp_path, several_shapes):
+    """The thread that reads ahead is inside the generator then, which cannot be closed."""
+    run = Run(tmp_path / "run")
+    make = run.batches.batch
+
+    def slowly(number):
+        time.sleep(0.05)
+        return make(number)
+
+    run.batches.batch, run.batches.several_shapes = slowly, several_shapes
+    done = run.loop._batch_done
+
+    def batch_done(logs):
+        if run.loop.state.step == 2:
+            run.loop.signals.requested = 2
+        done(logs)
+
+    run.loop._batch_done = batch_done
+    with pytest.raises(Interrupted):
+        run.run()
+    assert newest(tmp_path / "run")[1]["step"] == 3

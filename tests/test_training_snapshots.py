@@ -74,3 +74,24 @@ def test_score_is_read_without_the_arrays_and_damage_is_named(model, tmp_path):
         read_info(path)
     with pytest.raises(DamagedCheckpoint, match=path.name):
         mean_of([path])
+
+
+def test_a_damaged_file_is_named_and_left_out_of_the_means(model, tmp_path):
+    snapshots = filled(tmp_path, model, 3)
+    path = tmp_path / "snapshots" / "step-00000060.npz"
+    path.write_bytes(path.read_bytes()[:200])
+    said = []
+    means = dict(snapshots.means(said.append))
+    assert len(said) == 1 and "step-00000060.npz" in said[0]
+    assert next(iter(means)) == "mean of the last 3 validations"
+    for array in means["mean of the last 3 validations"].values():
+        np.testing.assert_allclose(array, np.mean([5, 7, 3]), rtol=1e-6)
+    assert [p.name for p in (tmp_path / "snapshots").glob("*.damaged")] == ["step-00000060.npz.damaged"]
+
+
+def test_weights_in_half_precision_are_kept_too(tmp_path):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, dtype="bfloat16")])
+    model.compile("sgd", loss="mse")
+    for array in dict(filled(tmp_path, model, 3).means())["mean of the last 3 validations"].values():
+        assert str(array.dtype) == "bfloat16"
+        np.testing.assert_allclose(array.astype("float32"), 6.0)

@@ -7,25 +7,15 @@ M labels of a batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from mmattn.data.targets import BOS, EOS, PAD, check_ids
+from mmattn.data.buckets import Bucket, make_buckets
+from mmattn.data.targets import BOS, EOS, PAD, token_row
 
 Batch = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]
 TOO_LONG = ("skip", "cut", "error")
-
-
-class Bucket(NamedTuple):
-    """Pairs of similar length: their numbers by ascending target length, and the shape of the batches made of them."""
-
-    pairs: np.ndarray  # int64 (n,)
-    rows: int  # B
-    batches: int  # in one pass
-    source_length: int  # S
-    target_length: int  # T
-    labels: int  # M, what the real labels of any batch of the bucket fit into
 
 
 class PairBatches:
@@ -41,7 +31,8 @@ class PairBatches:
         source: random access to records with `source` (a text), `targets` (texts) and `id`.
         encode_source: a text to ids without bos and eos.
         encode_target: the same for the other language; default: `encode_source`, a joint vocabulary.
-        tokens_per_batch: most tokens of a batch, padding included, counted on its longer side.
+        tokens_per_batch: most tokens of a batch, padding included, counted on its longer side; a longer pair is a batch
+            of its own.
         max_length: most tokens of a sentence, its end token included.
         too_long: what becomes of a pair with a longer sentence: "skip" leaves it out; "cut" keeps the first
             `max_length` tokens (a target that was cut has no end token, so that no false end is taught); "error"
@@ -49,7 +40,6 @@ class PairBatches:
         max_shapes: most buckets.
         seed: decides all order, 0 to 2**32 - 1.
         shuffle: False keeps one order in every pass.
-        eval_batch_size: sentences in a batch of `examples`.
 
     Raises:
         ValueError: an argument out of range, a source without pairs, or a pair that is too long for "error".
@@ -77,26 +67,22 @@ class PairBatches:
         max_shapes: int = 8,
         seed: int = 0,
         shuffle: bool = True,
-        eval_batch_size: int = 64,
     ) -> None:
-        _check(tokens_per_batch, max_length, too_long, max_shapes, seed, eval_batch_size)
-        self.source = source
-        self.encode_source = encode_source
+        _check(tokens_per_batch, max_length, too_long, max_shapes, seed)
         self.max_length = max_length
         self.seed = seed
         self.shuffle = shuffle
-        self.eval_batch_size = eval_batch_size
         self.too_long = too_long
         self.faults: list[tuple[str, str]] = []
-        self._sources, self._labels = self._encode(encode_source, encode_target or encode_source, too_long)
+        self._sources, self._labels = self._encode(source, encode_source, encode_target or encode_source)
         if not self._labels:
             raise ValueError(
-                f"The source has no pair to train on: {len(source)} records, {len(self.faults)} pairs too long."
+                f"The source has no pair to train on: {len(source)} records, {len(self.faults)} pairs empty or too "
+                "long."
             )
         self.num_examples = len(self._labels)
         lengths = np.array([(len(s), len(t)) for s, t in zip(self._sources, self._labels, strict=True)])
         self.buckets = make_buckets(lengths, tokens_per_batch, max_shapes)
-        self._pass: tuple[int, list[tuple[Bucket, np.ndarray]]] = (-1, [])
 
     @property
     def steps_per_epoch(self) -> int:
@@ -124,54 +110,45 @@ class PairBatches:
         """
         if start < 0:
             raise ValueError(f"start={start}: batches are numbered from 0.")
+        return self._stream(start)
+
+    def _stream(self, start: int) -> Iterator[Batch]:
+        number, place = divmod(start, self.steps_per_epoch)
         while True:
-            number, place = divmod(start, self.steps_per_epoch)
-            if self._pass[0] != number:
-                self._pass = number, self._plan(number)
-            bucket, pairs = self._pass[1][place]
-            yield self._batch(bucket, pairs)
-            start += 1
-
-    def examples(self, most: int | None = None) -> Iterator[tuple[dict[str, np.ndarray], list[dict[str, Any]]]]:
-        """Yield ({"source_ids": (B, S)}, records), the shortest first, each record once.
-
-        A source longer than `max_length` is cut.
-
-        Args:
-            most: of the first so many records of the source; None for all.
-        """
-        size = self.eval_batch_size
-        records = [self.source[index] for index in range(min(len(self.source), most or len(self.source)))]
-        rows = [self._source_row(self.encode_source, record["source"]) for record in records]
-        order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
-        for begin in range(0, len(order), size):
-            chosen = order[begin : begin + size]
-            yield {"source_ids": pad_rows([rows[i] for i in chosen])}, [records[i] for i in chosen]
+            for bucket, pairs in self._plan(number)[place:]:
+                yield self._batch(bucket, pairs)
+            number, place = number + 1, 0
 
     def _encode(
-        self, encode_source: Callable[[str], Any], encode_target: Callable[[str], Any], too_long: str
+        self,
+        source: Any,
+        encode_source: Callable[[str], Any],
+        encode_target: Callable[[str], Any],
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
         sources, labels = [], []
-        for index in range(len(self.source)):
-            record = self.source[index]
-            source_row = np.array([*check_ids(encode_source(record["source"]), record["source"]), EOS], "int32")
+        for index in range(len(source)):
+            record = source[index]
+            source_row = token_row(record["source"], encode_source)
             for text in record["targets"]:
-                label_row = np.array([*check_ids(encode_target(text), text), EOS], "int32")
-                longest = max(len(source_row), len(label_row))
-                if longest > self.max_length:
-                    rule = f"{longest} tokens; at most max_length={self.max_length} fit"
-                    if too_long == "error":
-                        advice = 'too_long="skip" leaves such pairs out, "cut" cuts them.'
-                        raise ValueError(f"{record['id']}: {rule}. {advice}")
-                    self.faults.append((str(record["id"]), f"{rule}: {'cut' if too_long == 'cut' else 'left out'}"))
-                    if too_long == "skip":
-                        continue
-                sources.append(_cut_source(source_row, self.max_length))
-                labels.append(label_row[: self.max_length])
+                label_row = token_row(text, encode_target)
+                if self._fits(str(record["id"]), source_row, label_row):
+                    sources.append(cut_source(source_row, self.max_length))
+                    labels.append(label_row[: self.max_length])
         return sources, labels
 
-    def _source_row(self, encode: Callable[[str], Any], text: str) -> np.ndarray:
-        return _cut_source(np.array([*check_ids(encode(text), text), EOS], "int32"), self.max_length)
+    def _fits(self, name: str, source_row: np.ndarray, label_row: np.ndarray) -> bool:
+        """Whether a pair is to be trained on; what is wrong with it is listed or raised."""
+        if len(source_row) == 1 or len(label_row) == 1:
+            self.faults.append((name, f"no token in the {'source' if len(source_row) == 1 else 'target'}: left out"))
+            return False
+        longest = max(len(source_row), len(label_row))
+        if longest <= self.max_length:
+            return True
+        rule = f"{longest} tokens; at most max_length={self.max_length} fit"
+        if self.too_long == "error":
+            raise ValueError(f'{name}: {rule}. too_long="skip" leaves such pairs out, "cut" cuts them.')
+        self.faults.append((name, f"{rule}: {'cut' if self.too_long == 'cut' else 'left out'}"))
+        return self.too_long == "cut"
 
     def _plan(self, number: int) -> list[tuple[Bucket, np.ndarray]]:
         """All batches of pass `number`, as (bucket, numbers of its pairs; -1 for an empty row)."""
@@ -215,57 +192,38 @@ class PairBatches:
         return {"source_ids": source_ids, "target_ids": target_ids, "label_places": places}, labels, weights
 
 
-def make_buckets(lengths: np.ndarray, tokens_per_batch: int, max_shapes: int) -> list[Bucket]:
-    """Sorts pairs into at most `max_shapes` buckets by the longer of their two sides, with the least padding in all.
+def source_batches(
+    source: Any,
+    encode: Callable[[str], Sequence[int]],
+    batch_size: int,
+    max_length: int,
+    most: int | None = None,
+    on_fault: Callable[[str, str], None] | None = None,
+) -> Iterator[tuple[dict[str, np.ndarray], list[dict[str, Any]]]]:
+    """Yield ({"source_ids": int32 (B, S)}, records) for translation, the shortest sources first, each record once.
 
     Args:
-        lengths: int (N, 2), source and target tokens of each pair.
+        source: as for `PairBatches`; what else a record holds than `source` and `id` doesn't matter.
+        encode: a text to ids without bos and eos.
+        batch_size: most rows of a batch.
+        max_length: a source of more tokens, its end token included, is cut and told to `on_fault(id, why)`.
+        most: only the first so many records; None for all.
 
-    Example:
-        >>> buckets = make_buckets(np.array([[3, 3], [9, 8], [3, 2], [8, 9]]), tokens_per_batch=18, max_shapes=2)
-        >>> [(b.pairs.tolist(), b.rows, b.source_length, b.target_length, b.labels) for b in buckets]
-        [([2, 0], 2, 3, 3, 5), ([1, 3], 2, 9, 9, 17)]
+    >>> made = list(source_batches([{"id": "1", "source": "a b"}, {"id": "2", "source": "c"}], str.encode, 2, 9))
+    >>> [record["id"] for _, records in made for record in records]
+    ['2', '1']
     """
-    keys = lengths.max(axis=1)
-    bounds = _bounds(lengths, keys, max_shapes)
-    buckets = []
-    for low, high in zip([0, *bounds[:-1]], bounds, strict=True):
-        inside = np.flatnonzero((keys > low) & (keys <= high))
-        pairs = inside[np.lexsort((inside, lengths[inside, 1]))]
-        batches = -(-len(pairs) // max(1, tokens_per_batch // int(high)))
-        rows = -(-len(pairs) // batches)
-        targets = np.zeros(rows * batches, "int64")
-        targets[len(targets) - len(pairs) :] = lengths[pairs, 1]
-        labels = int(targets.reshape(rows, batches).max(axis=1).sum())
-        source_length, target_length = (int(n) for n in lengths[pairs].max(axis=0))
-        buckets.append(Bucket(pairs, rows, batches, source_length, target_length, labels))
-    return buckets
-
-
-def _bounds(lengths: np.ndarray, keys: np.ndarray, most: int) -> list[int]:
-    """Upper bounds of the buckets on `keys`, by dynamic programming over the lengths that occur."""
-    values = np.unique(keys)
-    counts = np.array([(keys == v).sum() for v in values])
-    sides = np.array([lengths[keys == v].max(axis=0) for v in values])  # (lengths, 2)
-    number = len(values)
-    before = np.concatenate([[0], np.cumsum(counts)])
-    cost = np.full((number + 1, number + 1), np.inf)  # positions made of the lengths first .. last - 1
-    for first in range(number):
-        width = np.maximum.accumulate(sides[first:], axis=0).sum(axis=1)
-        cost[first, first + 1 :] = (before[first + 1 :] - before[first]) * width
-    best, back = cost[0], []  # best[last]: of all lengths before `last`, with the buckets so far
-    for _ in range(min(most, number) - 1):
-        options = best[:, None] + cost  # (split, last)
-        split = options.argmin(axis=0)
-        shorter = options[split, np.arange(number + 1)]
-        back.append(np.where(shorter < best, split, 0))
-        best = np.minimum(best, shorter)
-    last, bounds = number, []
-    for split in reversed(back):
-        if split[last]:
-            bounds.append(int(values[last - 1]))
-            last = split[last]
-    return [*bounds, int(values[last - 1])][::-1]
+    rows = []
+    for index in range(min(len(source), most or len(source))):
+        record = source[index]
+        row = token_row(record["source"], encode)
+        if len(row) > max_length and on_fault is not None:
+            on_fault(str(record["id"]), f"the source has {len(row)} tokens; at most {max_length} fit: cut")
+        rows.append((cut_source(row, max_length), record))
+    rows.sort(key=lambda pair: len(pair[0]))
+    for begin in range(0, len(rows), batch_size):
+        chosen = rows[begin : begin + batch_size]
+        yield {"source_ids": pad_rows([row for row, _ in chosen])}, [record for _, record in chosen]
 
 
 def pad_rows(rows: Sequence[np.ndarray], width: int | None = None) -> np.ndarray:
@@ -280,17 +238,16 @@ def pad_rows(rows: Sequence[np.ndarray], width: int | None = None) -> np.ndarray
     return padded
 
 
-def _cut_source(row: np.ndarray, max_length: int) -> np.ndarray:
+def cut_source(row: np.ndarray, max_length: int) -> np.ndarray:
     """A source's ids with their end token, also where words had to go."""
     return row if len(row) <= max_length else np.append(row[: max_length - 1], np.int32(EOS))
 
 
-def _check(tokens: int, max_length: int, too_long: str, max_shapes: int, seed: int, eval_batch_size: int) -> None:
+def _check(tokens: int, max_length: int, too_long: str, max_shapes: int, seed: int) -> None:
     for name, value, least in (
         ("max_length", max_length, 2),
         ("tokens_per_batch", tokens, 2),
         ("max_shapes", max_shapes, 1),
-        ("eval_batch_size", eval_batch_size, 1),
     ):
         if value < least:
             raise ValueError(f"{name}={value} is too small: at least {least}.")

@@ -60,13 +60,13 @@ def caption_table(
     over_long = without_tokens = 0
     for index in range(len(source)):
         for text in captions_of(index):
-            row = _labels(text, encode_text)
+            row = token_row(text, encode_text)
             if len(row) == 1:
                 without_tokens += 1
                 continue
             over_long += len(row) > max_length
             if flip != "never" and _SIDES.search(text):
-                swapped = _labels(swap_sides(text), encode_text)[:max_length] if flip == "swap" else None
+                swapped = token_row(swap_sides(text), encode_text)[:max_length] if flip == "swap" else None
                 mirrored[len(images)] = swapped
             images.append(index)
             labels.append(row[:max_length])
@@ -117,15 +117,16 @@ def swap_sides(text: str) -> str:
     return _SIDES.sub(other, text)
 
 
-def _labels(text: str, encode_text: Callable[[str], Sequence[int]]) -> np.ndarray:
-    return np.array([*check_ids(encode_text(text), text), EOS], "int32")
+def token_row(text: str, encode_text: Callable[[str], Sequence[int]]) -> np.ndarray:
+    """The ids of a text and eos: int32 (T,).
 
-
-def check_ids(ids: Sequence[int], text: str) -> Sequence[int]:
-    """The ids of a text, if none of them is one that is added here."""
+    Raises:
+        ValueError: encode_text returns a pad, bos or eos id.
+    """
+    ids = encode_text(text)
     if special := {PAD, BOS, EOS}.intersection(ids):
         raise ValueError(
             f"encode_text returned the special id {min(special)} for {text!r}: {list(ids)}. Ids of words alone are "
             f"wanted; pad {PAD}, bos {BOS} and eos {EOS} are added here."
         )
-    return ids
+    return np.array([*ids, EOS], "int32")

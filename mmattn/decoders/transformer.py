@@ -86,7 +86,7 @@ class TransformerDecoder(keras.layers.Layer):
         super().__init__(**kwargs)
         check_positive(vocabulary_size=vocabulary_size, hidden_dim=hidden_dim, num_layers=num_layers)
         check_heads(num_heads, hidden_dim)
-        check_shares(dropout=dropout, token_dropout=token_dropout)
+        check_shares(dropout=dropout, token_dropout=token_dropout, attention_dropout=attention_dropout)
         check_positions(positions, max_length)
         self.vocabulary_size = vocabulary_size
         self.hidden_dim = hidden_dim

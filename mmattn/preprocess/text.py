@@ -170,8 +170,12 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids: up to the first eos, without pad and bos; an unknown piece reads " \u2047 "."""
-        text = self._model.decode(self._real(ids))
-        return text.removeprefix(" ").removesuffix(self.joiner or "") if self.model_type == "word" else text
+        real = self._real(ids)
+        text = self._model.decode(real)
+        if self.model_type != "word":
+            return text
+        marked = bool(real and self.joiner) and self._model.id_to_piece(real[-1]).endswith(self.joiner or "")
+        return text.removeprefix(" ").removesuffix((self.joiner or "") if marked else "")
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """One string for each id, special ids too, as SentencePiece writes it: a leading "\u2581" is a blank."""

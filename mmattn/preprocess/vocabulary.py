@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import sentencepiece
 
 from mmattn.preprocess.normalization import BLANK, COLLAPSING, NORMALIZATIONS, normalization_rules
@@ -20,7 +21,8 @@ SPECIAL_IDS = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3}
 MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}  # numbered as in the model's bytes
 
 _WHOLE = ("word", "char")  # their pieces are given by the text: all of them, or the most frequent
-_TRAINER, _TRAINER_TYPE, _DENORMALIZER = 2, 3, 5  # numbers of fields
+_TRAINER, _TRAINER_TYPE, _DENORMALIZER, _CHARSMAP = 2, 3, 5, 2  # numbers of fields
+_LONGEST_KEY = 256  # bytes
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -87,21 +89,51 @@ def read_model_type(model: bytes) -> str:
 
 
 def read_joiner(model: bytes) -> str | None:
-    """The mark that `_joining` stored, None if there is none."""
+    """The mark that `_joining` stored, None if there is none.
+
+    Raises:
+        ValueError: other rules than those of a mark. They may come from a stranger, and SentencePiece's code for
+            looking into them may never come back.
+    """
     for number, rules in _fields(model):
-        if number == _DENORMALIZER and rules:
-            sentencepiece.set_min_log_level(2)
-            found = sentencepiece.SentencePieceNormalizer(normalizer_spec=rules).decompile()
-            if len(found) == 1 and found[0][0].endswith(" ") and not found[0][1]:
-                return found[0][0][:-1]
+        if number != _DENORMALIZER or not any(field == _CHARSMAP for field, _ in _fields(rules)):
+            continue
+        charsmap = next(value for field, value in _fields(rules) if field == _CHARSMAP)
+        spelling = _only_key(charsmap)
+        if not spelling.endswith(" ") or _joining_rules(spelling[:-1]) != rules:
+            raise ValueError("The model rewrites decoded text by rules that are not those of a joiner: it is not used.")
+        return spelling[:-1]
     return None
 
 
-def _joining(joiner: str) -> bytes:
-    """The field of a model that makes SentencePiece's own decoding drop `joiner` and the blank after it."""
+def _only_key(charsmap: bytes) -> str:
+    """The one spelling in a compiled table, "" where there is none or several: the single path through its trie.
+
+    The table is a length, then the units of a double array (Yata et al. 2007, in the form of the library darts-clone),
+    then the texts that spellings become.
+    """
+    units = np.frombuffer(charsmap[4 : 4 + int.from_bytes(charsmap[:4], "little") // 4 * 4], "<u4").astype("int64")
+    key, place = b"", 0
+    while len(key) < _LONGEST_KEY and 0 <= place < len(units):
+        unit = int(units[place])
+        place ^= unit >> 10 << ((unit & 1 << 9) >> 6)
+        near = [b for b in range(1, 256) if place ^ b < len(units) and units[place ^ b] & (1 << 31 | 255) == b]
+        if not near:
+            return key.decode("utf-8", "replace")
+        key, place = key + bytes([near[0]]), place ^ near[0]
+    return ""
+
+
+def _joining_rules(joiner: str) -> bytes:
+    """The rules that make SentencePiece's own decoding drop `joiner` and the blank after it."""
     plain: dict[str, Any] = dict.fromkeys(("add_dummy_prefix", "escape_whitespaces", "remove_extra_whitespaces"), False)
     sentencepiece.set_min_log_level(2)  # errors alone
-    rules = sentencepiece.SentencePieceNormalizer(norm_map=[(joiner + " ", "")], **plain).serialized_normalizer_spec()
+    return sentencepiece.SentencePieceNormalizer(norm_map=[(joiner + " ", "")], **plain).serialized_normalizer_spec()
+
+
+def _joining(joiner: str) -> bytes:
+    """The field of a model that holds `_joining_rules`."""
+    rules = _joining_rules(joiner)
     size, length = b"", len(rules)
     while length > 127:
         size, length = size + bytes([length & 127 | 128]), length >> 7

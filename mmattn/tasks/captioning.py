@@ -16,10 +16,8 @@ from mmattn.generation import TextGenerator
 from mmattn.inference import Captioner
 from mmattn.preprocess.image import ImageReadError
 from mmattn.tasks.grounding import attention_on_shapes
-from mmattn.tasks.parts import blame, check_encoder, tokenizer_of
-from mmattn.training.validation import CAPTIONS, Choice, Prediction, confidence_threshold, finish, predict
-
-Report = Callable[[str, str], None]
+from mmattn.tasks.parts import Report, blame, check_decoding, check_encoder, tokenizer_of
+from mmattn.training.validation import CAPTIONS, Choice, Prediction, confidence_threshold, decoding_of, finish, predict
 
 
 class Captioning:
@@ -37,6 +35,7 @@ class Captioning:
 
     command: ClassVar = "caption PHOTO"  # of mmattn, to try the bundle
     nodes: ClassVar = ("reader", "features")
+    fields: ClassVar = ("image", "captions")  # of a record
     scores: ClassVar = CAPTIONS.names
 
     def __init__(
@@ -72,6 +71,8 @@ class Captioning:
             "encoder": lambda: check_encoder(
                 parts["encoder"], keras.layers.Layer, "an encoder of pictures, such as vit"
             ),
+            "model": lambda: _model(parts, vocabulary_size),
+            "final": lambda: check_decoding(parts, "captioner"),
             "batches": lambda: parts["batches"](source=[record], read_image=reader, encode_text=lambda text: [4]),
         }
 
@@ -98,10 +99,10 @@ class Captioning:
                 final.weights_dtype,
             )
 
-        def test(bundle: Bundle, options: dict[str, Any]) -> tuple[list[Prediction], dict[str, Any]]:
+        def test(bundle: Bundle) -> tuple[list[Prediction], dict[str, Any]]:
             batches = self._batches("test", pixels=True, shuffle=False, flip="never", augment=None)
             generate = TextGenerator(bundle.model, bundle.tokenizer).best
-            predictions = predict(generate, batches.examples, options, CAPTIONS)
+            predictions = predict(generate, batches.examples, decoding_of(bundle.generation), CAPTIONS)
             return predictions, grounded(bundle, bundle.generation, self.sources["test"])
 
         return finish(
@@ -141,8 +142,7 @@ class Captioning:
         )
 
     def _model(self) -> keras.Model:
-        decoder = self.parts["decoder"](vocabulary_size=self.tokenizer.vocabulary_size)
-        model = self.parts["model"](encoder=self.parts["encoder"], decoder=decoder)
+        model = _model(self.parts, self.tokenizer.vocabulary_size)
         height, width = self.parts["reader"].size
         model.build({"pixels": (None, height, width, 3), "target_ids": (None, None)})
         return model
@@ -162,8 +162,8 @@ def evaluate(
         skip_errors=(ImageReadError,),
         on_error=lambda record, error: reject(str(record["id"]), str(error)),
     )
-    options = {name: value for name, value in settings.items() if name != "low_confidence"}
-    predictions = predict(TextGenerator(bundle.model, bundle.tokenizer).best, batches.examples, options, CAPTIONS)
+    generate = TextGenerator(bundle.model, bundle.tokenizer).best
+    predictions = predict(generate, batches.examples, decoding_of(settings), CAPTIONS)
     return predictions, CAPTIONS(predictions), grounded(bundle, settings, source)
 
 
@@ -172,6 +172,11 @@ def grounded(bundle: Bundle, settings: dict[str, Any], source: Any) -> dict[str,
     captioner = Captioner(bundle.model, bundle.tokenizer, bundle.reader, settings)
     looked = attention_on_shapes(captioner, source)
     return {"attention": looked} if looked else {}
+
+
+def _model(parts: dict[str, Any], vocabulary_size: int) -> keras.Model:
+    """Not built yet."""
+    return parts["model"](encoder=parts["encoder"], decoder=parts["decoder"](vocabulary_size=vocabulary_size))
 
 
 def _captions(source: Any, index: int) -> list[str]:

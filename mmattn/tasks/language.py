@@ -14,11 +14,9 @@ from mmattn import backend
 from mmattn.bundle import Bundle, save_bundle, update_bundle
 from mmattn.data.text import TextBatches
 from mmattn.inference import Writer
-from mmattn.tasks.parts import blame, check_encoder, tokenizer_of
+from mmattn.tasks.parts import Report, blame, check_encoder, tokenizer_of
 from mmattn.training.folder import write_json
 from mmattn.training.losses import token_losses
-
-Report = Callable[[str, str], None]
 
 
 class LanguageModelling:
@@ -35,6 +33,7 @@ class LanguageModelling:
 
     command: ClassVar = "generate"  # of mmattn, to try the bundle
     nodes: ClassVar = ()
+    fields: ClassVar = ("text",)  # of a record
     scores: ClassVar = ("log_likelihood", "loss", "perplexity", "bits_per_token")
 
     def __init__(
@@ -56,8 +55,7 @@ class LanguageModelling:
                 self.batches[split] = parts["batches"](source=source, encode_text=self.tokenizer.encode, seed=seed)
         say(f"Tokens: {', '.join(f'{b.num_tokens} {split}' for split, b in self.batches.items())}. {self.tokenizer}.")
         with blame("model"):
-            decoder = parts["decoder"](vocabulary_size=self.tokenizer.vocabulary_size)
-            self.model = parts["model"](decoder=decoder)
+            self.model = _model(parts, self.tokenizer.vocabulary_size)
             self.model.build({"target_ids": (None, None)})
         self._measure = measurer(self.model)
 
@@ -67,7 +65,8 @@ class LanguageModelling:
         text = "a" * (parts["batches"].keywords.get("length", 1) + 1)
         source = [{"id": "1", "text": text}]
         return {
-            "encoder": lambda: check_encoder(parts["encoder"] or None, type(None), "no encoder: encoder=none"),
+            "model": lambda: _model(parts, vocabulary_size),
+            "encoder": lambda: check_encoder(parts["encoder"], type(None), "no encoder: encoder=none"),
             "batches": lambda: parts["batches"](source=source, encode_text=lambda text: [4] * len(text)),
         }
 
@@ -89,6 +88,14 @@ class LanguageModelling:
         update_bundle(bundle.folder, card={"scores": {"test": {n: round(v, 4) for n, v in tested.items()}}})
         write_json(folder / "results.json", results)
         return results
+
+
+def _model(parts: dict[str, Any], vocabulary_size: int) -> keras.Model:
+    """Not built yet."""
+    decoder = parts["decoder"](vocabulary_size=vocabulary_size)
+    if getattr(decoder, "has_cross_attention", False):
+        raise ValueError("a language model has nothing to look at: decoder.cross_attention=false.")
+    return parts["model"](decoder=decoder)
 
 
 def measurer(model: keras.Model) -> Callable[[Iterable[Any]], dict[str, float]]:

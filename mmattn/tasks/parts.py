@@ -7,8 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mmattn.bundle_kinds import KINDS, check_generation
 from mmattn.encoders.features import FeatureCacheError
 from mmattn.preprocess.text import Tokenizer
+
+Report = Callable[[str, str], None]  # (id of a record, what is wrong with it)
 
 
 class PartError(ValueError):
@@ -40,6 +43,13 @@ def tokenizer_of(path: Path, train: Callable[..., Tokenizer], texts: Iterable[st
 def check_encoder(encoder: Any, kind: type, wanted: str) -> None:
     """Refuses an encoder of another task: a picture's is made before its run, a text's by it, and a lone decoder has
     none."""
+    encoder = encoder or None  # an empty node of the configuration
     if not isinstance(encoder, kind):
         found = "none" if encoder is None else getattr(encoder, "func", type(encoder)).__name__
         raise ValueError(f"this task needs {wanted}. Received {found}.")
+
+
+def check_decoding(parts: dict[str, Any], kind: str, **more: Any) -> None:
+    """Refuses settings that a bundle of that kind could not hold, of those that the end of a run will try."""
+    for candidate in parts["final"].grid():
+        check_generation({**KINDS[kind].generation, **parts["validation"].decoding(), **candidate, **more}, kind)

@@ -10,17 +10,19 @@ from typing import Any, ClassVar
 import keras
 
 from mmattn.bundle import Bundle, save_bundle
-from mmattn.data.pair_batches import PairBatches
+from mmattn.data.pair_batches import source_batches
 from mmattn.generation import TextGenerator
 from mmattn.metrics import detokenize, translation_scores
-from mmattn.tasks.parts import blame, check_encoder, tokenizer_of
-from mmattn.training.validation import Choice, Prediction, Scoring, finish, predict
+from mmattn.preprocess.text import Tokenizer
+from mmattn.tasks.parts import Report, blame, check_decoding, check_encoder, tokenizer_of
+from mmattn.training.validation import Choice, Prediction, Scoring, decoding_of, finish, predict
 
-Report = Callable[[str, str], None]
 SCORES = ("bleu", "chrf", "bp", "mean_length", "exact")
+EVAL_BATCH = 64  # sentences that are translated at once
+UNLIMITED = {"length_factor": 100.0, "length_offset": 1}  # how a bundle says that max_length alone counts
 
 
-class Translation:
+class Translating:
     """The translator's side of a run.
 
     Args:
@@ -30,11 +32,12 @@ class Translation:
         folder: the run folder.
         seed: of the batches.
         say: takes each line for the user.
-        reject: called with the id of a pair that is left out and the reason.
+        reject: called with the id of a pair that is left out or cut and the reason.
     """
 
     command: ClassVar = 'translate "A SENTENCE"'  # of mmattn, to try the bundle
     nodes: ClassVar = ("source_tokenizer", "scoring")
+    fields: ClassVar = ("source", "targets")  # of a record
     scores: ClassVar = SCORES
 
     def __init__(
@@ -46,29 +49,27 @@ class Translation:
         say: Callable[[str], None],
         reject: Report,
     ) -> None:
-        self.parts, self.sources, self.seed, self.say = parts, sources, seed, say
-        self.scoring = parts["scoring"]
+        self.parts, self.sources, self.say, self.reject = parts, sources, say, reject
         self._tokenizers(folder)
-        self.batches = {}
-        for split in sources:
-            with blame(f"data.{split}" if split != "train" else "batches"):
-                self.batches[split] = self._batches(split)
-        for batches in self.batches.values():
-            for place, why in batches.faults:
-                reject(place, why)
-        train = self.batches["train"]
-        others = ", ".join(f"{len(source)} {split}" for split, source in sources.items() if split != "train")
-        say(
-            f"Pairs: {train.num_examples} train, {others}. "
-            f"{len(train.faults)} too long and {'cut' if train.too_long == 'cut' else 'left out'} (rejected.jsonl). "
-            f"{self.tokenizer}."
-        )
-        say(
-            f"Batches: {train.steps_per_epoch} a pass in {len(train.buckets)} shapes, {train.padding:.1%} padding, "
-            f"{train.labels_per_epoch / train.steps_per_epoch:.0f} target tokens each."
-        )
+        self.scoring = parts["scoring"].joining(self.tokenizer)
+        encode_source = (self.source_tokenizer or self.tokenizer).encode
+        with blame("batches"):
+            train = parts["batches"](
+                source=sources["train"],
+                encode_source=encode_source,
+                encode_target=self.tokenizer.encode,
+                seed=seed,
+            )
+        self.batches = {"train": train}
+        self.max_length = train.max_length
+        for name, why in train.faults:
+            reject(name, why)
+        self._say_what_there_is(train)
         with blame("model"):
-            self.model = self._model()
+            self.model = _model(
+                parts, self.tokenizer.vocabulary_size, (self.source_tokenizer or self.tokenizer).vocabulary_size
+            )
+            self.model.build({"source_ids": (None, None), "target_ids": (None, None)})
         self.generate = TextGenerator(self.model, self.tokenizer).best
 
     @staticmethod
@@ -80,36 +81,45 @@ class Translation:
             parts["encoder"](vocabulary_size=vocabulary_size)
 
         pair = {"id": "1", "source": "a", "targets": ["b"]}
-        return {"encoder": encoder, "batches": lambda: parts["batches"](source=[pair], encode_source=lambda text: [4])}
+        longest = parts["batches"].keywords.get("max_length", 256)
+        return {
+            "encoder": encoder,
+            "model": lambda: _model(parts, vocabulary_size, vocabulary_size),
+            "final": lambda: check_decoding(parts, "translator", max_source_length=longest),
+            "batches": lambda: parts["batches"](source=[pair], encode_source=lambda text: [4]),
+        }
 
     def validate(self, step: int) -> dict[str, float]:
         """The scores of translations of the validation split."""
         options = self.parts["validation"]
         return self.scoring(predict(self.generate, self._valid(options.examples), options.decoding(), self.scoring))
 
-    def _valid(self, most: int | None) -> Callable[[], Any]:
-        return partial(self.batches["valid"].examples, most)
-
     def finish(self, folder: Path, card: dict[str, Any], monitor: str) -> dict[str, Any]:
         """Chooses the decoding on the validation split, writes the bundle, scores it on the test split."""
 
         def bundled(choice: Choice) -> Bundle:
-            generation = {**choice.options, "max_source_length": self.batches["train"].max_length}
+            generation = {**UNLIMITED, **choice.options, "max_source_length": self.max_length}
             return save_bundle(
                 folder / "bundle", self.model, self.tokenizer, generation=generation, card=card,
                 weights_dtype=self.parts["final"].weights_dtype, source_tokenizer=self.source_tokenizer,
             )  # fmt: skip
 
-        def test(bundle: Bundle, options: dict[str, Any]) -> tuple[list[Prediction], dict[str, Any]]:
-            generate = TextGenerator(bundle.model, bundle.tokenizer).best
-            made = predict(generate, self.batches["test"].examples, options, self.scoring)
-            return in_order(made, self.sources["test"]), self.scoring.signatures(made)
+        def test(bundle: Bundle) -> tuple[list[Prediction], dict[str, Any]]:
+            made = _translated(bundle, self.sources["test"], bundle.generation, EVAL_BATCH, self.scoring, self.reject)
+            signed = self.scoring.signed(made)
+            return made, {**signed, "card": {"signatures": signed["signatures"]}}
 
         final = self.parts["final"]
         return finish(
             self.generate, self._valid(final.examples), self.parts["validation"].decoding(), final, self.scoring,
             monitor, folder, bundled, test, self.say,
         )  # fmt: skip
+
+    def _valid(self, most: int | None) -> Callable[[], Any]:
+        encode = (self.source_tokenizer or self.tokenizer).encode
+        return partial(
+            source_batches, self.sources["valid"], encode, EVAL_BATCH, self.max_length, most, on_fault=self.reject
+        )
 
     def _tokenizers(self, folder: Path) -> None:
         """The run's own, trained on its training pairs the first time."""
@@ -127,80 +137,94 @@ class Translation:
         with blame("tokenizer"):
             self.tokenizer = tokenizer_of(folder / "tokenizer.model", self.parts["tokenizer"], texts)
 
-    def _batches(self, split: str) -> Any:
-        return self.parts["batches"](
-            source=self.sources[split],
-            encode_source=(self.source_tokenizer or self.tokenizer).encode,
-            encode_target=self.tokenizer.encode,
-            seed=self.seed,
-            **({} if split == "train" else {"too_long": "cut"}),
+    def _say_what_there_is(self, train: Any) -> None:
+        others = ", ".join(f"{len(source)} {split}" for split, source in self.sources.items() if split != "train")
+        faults = f" {len(train.faults)} left out or cut: see rejected.jsonl." if train.faults else ""
+        self.say(f"Pairs: {train.num_examples} train, {others}.{faults} {self.tokenizer}.")
+        self.say(
+            f"Batches: {train.steps_per_epoch} a pass in {len(train.buckets)} shapes, {train.padding:.1%} padding, "
+            f"{train.labels_per_epoch / train.steps_per_epoch:.0f} target tokens each."
         )
-
-    def _model(self) -> keras.Model:
-        size = self.tokenizer.vocabulary_size
-        encoder = self.parts["encoder"](vocabulary_size=(self.source_tokenizer or self.tokenizer).vocabulary_size)
-        model = self.parts["model"](encoder=encoder, decoder=self.parts["decoder"](vocabulary_size=size))
-        model.build({"source_ids": (None, None), "target_ids": (None, None)})
-        return model
 
 
 class TranslationScoring(Scoring):
     """How translations are scored.
 
     Args:
-        tokenize: sacrebleu's tokenizer for BLEU: "none" for text that is tokenised already, "13a" for raw text.
+        tokenize: sacrebleu's tokenizer for BLEU: "none" for text that is tokenised already, "13a" for raw text, or what
+            else `mmattn.metrics.translation_scores` takes.
         lowercase: compare without case.
-        joiner: the mark of references that are segmented into subwords, such as "@@"; it is taken out of them.
         detokenize: code of the language, such as "en", of a model that writes Moses' tokens, to compare it with raw
             references: see `mmattn.metrics.detokenize`, which the translations go through.
+        joiner: the mark of references that are segmented into subwords, such as "@@"; it is taken out of them.
     """
 
     def __init__(
-        self, tokenize: str = "13a", lowercase: bool = False, joiner: str | None = None, detokenize: str | None = None
+        self, tokenize: str = "13a", lowercase: bool = False, detokenize: str | None = None, joiner: str | None = None
     ) -> None:
         super().__init__("targets", SCORES, self._score)
-        self.tokenize, self.lowercase, self.joiner, self.detokenize = tokenize, lowercase, joiner, detokenize
+        self.tokenize, self.lowercase, self.detokenize, self.joiner = tokenize, lowercase, detokenize, joiner
         self._found(["a"], [["a"]])  # an unknown tokenizer is refused here
 
-    def signatures(self, predictions: list[Prediction]) -> dict[str, Any]:
-        """sacrebleu's signatures of the scores, for the record."""
-        found = self._found([p.text for p in predictions], [p.references for p in predictions])
+    def joining(self, tokenizer: Tokenizer) -> TranslationScoring:
+        """The same for references that are segmented as the tokenizer wants its text."""
+        return TranslationScoring(self.tokenize, self.lowercase, self.detokenize, tokenizer.joiner)
+
+    def signed(self, predictions: list[Prediction]) -> dict[str, Any]:
+        """sacrebleu's line and signatures, for the record."""
+        texts, references = self._prepared([p.text for p in predictions], [p.references for p in predictions])
+        found = self._found(texts, references)
         return {"bleu_line": found["bleu_line"], "signatures": found["signatures"]}
 
     def _score(self, texts: list[str], references: list[list[str]]) -> dict[str, float]:
+        texts, references = self._prepared(texts, references)
         found = self._found(texts, references)
-        equal = [text in map(self._joined, several) for text, several in zip(texts, references, strict=True)]
+        fold = str.lower if self.lowercase else str
+        equal = [fold(text) in map(fold, several) for text, several in zip(texts, references, strict=True)]
         return {**{name: found[name] for name in SCORES if name in found}, "exact": sum(equal) / len(equal)}
 
-    def _found(self, texts: list[str], references: list[list[str]]) -> dict[str, Any]:
-        whole = [[self._joined(text) for text in several] for several in references]
+    def _prepared(self, texts: list[str], references: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+        if self.joiner is not None:
+            references = [[text.replace(f"{self.joiner} ", "") for text in several] for several in references]
         if self.detokenize is not None:
             texts = [detokenize(text, self.detokenize) for text in texts]
-        return translation_scores(texts, whole, tokenize=self.tokenize, lowercase=self.lowercase)
+        return texts, references
 
-    def _joined(self, text: str) -> str:
-        return text if self.joiner is None else text.replace(f"{self.joiner} ", "")
-
-
-def in_order(predictions: list[Prediction], source: Any) -> list[Prediction]:
-    """The predictions in the order of the source's records, after a search that went by length."""
-    places = {str(source[index]["id"]): index for index in range(len(source))}
-    return sorted(predictions, key=lambda prediction: places[prediction.id])
+    def _found(self, texts: list[str], references: list[list[str]]) -> dict[str, Any]:
+        return translation_scores(texts, references, tokenize=self.tokenize, lowercase=self.lowercase)
 
 
 def evaluate(
-    bundle: Bundle, source: Any, settings: dict[str, Any], batch_size: int, scoring: TranslationScoring
+    bundle: Bundle,
+    source: Any,
+    settings: dict[str, Any],
+    batch_size: int,
+    scoring: TranslationScoring,
+    reject: Report,
 ) -> tuple[list[Prediction], dict[str, float], dict[str, Any]]:
-    """A bundle's translations of a source, their scores and signatures."""
-    batches = PairBatches(
-        source,
-        (bundle.source_tokenizer or bundle.tokenizer).encode,
-        bundle.tokenizer.encode,
-        max_length=settings["max_source_length"],
-        too_long="cut",
-        eval_batch_size=batch_size,
-    )
-    options = {name: value for name, value in settings.items() if name not in ("low_confidence", "max_source_length")}
-    made = predict(TextGenerator(bundle.model, bundle.tokenizer).best, batches.examples, options, scoring)
-    predictions = in_order(made, source)
-    return predictions, scoring(predictions), scoring.signatures(predictions)
+    """A bundle's translations of a source, their scores, sacrebleu's line and signatures.
+
+    A source of more than `max_source_length` tokens is cut and told to `reject`.
+    """
+    predictions = _translated(bundle, source, settings, batch_size, scoring, reject)
+    return predictions, scoring(predictions), scoring.signed(predictions)
+
+
+def _translated(
+    bundle: Bundle, source: Any, settings: dict[str, Any], batch_size: int, scoring: Scoring, reject: Report
+) -> list[Prediction]:
+    """In the order of the source's records, after a search that goes by length."""
+    encode, longest = (bundle.source_tokenizer or bundle.tokenizer).encode, settings["max_source_length"]
+    examples = partial(source_batches, source, encode, batch_size, longest, on_fault=reject)
+    made = predict(TextGenerator(bundle.model, bundle.tokenizer).best, examples, decoding_of(settings), scoring)
+    places = {str(source[index]["id"]): index for index in range(len(source))}
+    return sorted(made, key=lambda prediction: places[prediction.id])
+
+
+def _model(parts: dict[str, Any], vocabulary_size: int, source_vocabulary_size: int) -> keras.Model:
+    """Not built yet."""
+    encoder = parts["encoder"](vocabulary_size=source_vocabulary_size)
+    decoder = parts["decoder"](vocabulary_size=vocabulary_size)
+    if not getattr(decoder, "has_cross_attention", True):
+        raise ValueError("a translator's decoder looks at the source: decoder.cross_attention=true.")
+    return parts["model"](encoder=encoder, decoder=decoder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -54,8 +55,8 @@ class FitOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1.")
-        if self.snapshots < 0:
-            raise ValueError(f"snapshots={self.snapshots} must be 0 (none) or more.")
+        if self.snapshots < 0 or self.snapshots == 1:
+            raise ValueError(f"snapshots={self.snapshots} must be 0 (none), or 2 or more, for a mean.")
         if self.checkpoint_minutes < 0:
             raise ValueError(f"checkpoint_minutes={self.checkpoint_minutes} must be 0 (after each batch) or more.")
 
@@ -154,7 +155,7 @@ class TrainingLoop:
         best, name = info["scores"][self.options.monitor], info.get("weights")
         if name is None:
             name = f"of step {info['step']}"
-            for candidate, mean in self.snapshots.means():
+            for candidate, mean in self.snapshots.means(self.say):
                 restore(self.model, {**arrays, **mean}, ("model",))
                 scores = self.validate(self.state.step)
                 self.say(f"{candidate}: {self.options.monitor} {scores[self.options.monitor]:.4g}")
@@ -178,8 +179,8 @@ class TrainingLoop:
                 f"Continues after step {step} of {self.total_steps} "
                 f"(epoch {epoch + 1}, batch {batch} of {self.steps_per_epoch})."
             )
-        self.snapshots.forget_after(step if self.state.epoch_logs is None else step - 1)
         written = step if self.state.epoch_logs is None else step - 1  # the entry of an epoch follows its validation
+        self.snapshots.forget_after(written)
         self.metrics.keep(lambda entry: entry["step"] <= written)
 
     def _make_metrics(self) -> None:
@@ -207,7 +208,8 @@ class TrainingLoop:
             )
         finally:
             self.signals.busy = False
-            stream.close()
+            with contextlib.suppress(ValueError):  # a thread that reads ahead is inside; it ends with its stream
+                stream.close()
         if self._epoch_end is not None:
             # fit has ended by writing the moving averages over the weights
             restore(self.model, self._epoch_end, ("model", "optimizer"))

@@ -117,12 +117,15 @@ class JsonLines:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def append(self, entry: dict[str, Any]) -> None:
-        """Adds a line, on a line of its own also after one that a killed process left unfinished."""
-        before = self.path.read_bytes() if self.path.exists() else b""
-        torn = before and not before.endswith(b"\n")
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(("\n" if torn else "") + json.dumps(entry, ensure_ascii=False, default=float) + "\n")
+    def append(self, *entries: dict[str, Any]) -> None:
+        """Adds a line an entry, the first on a line of its own also after one that a killed process left unfinished."""
+        with open(self.path, "ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+            for entry in entries:
+                file.write((json.dumps(entry, ensure_ascii=False, default=float) + "\n").encode())
             file.flush()
             os.fsync(file.fileno())
 

@@ -21,12 +21,13 @@ class Muon(keras.optimizers.Muon):
 
     Args: those of `keras.optimizers.Muon`.
 
-    >>> import numpy as np
-    >>> kernel = keras.Variable(np.eye(4).reshape(4, 2, 2), name="kernel")
+    >>> attention = keras.layers.MultiHeadAttention(num_heads=2, key_dim=2)
+    >>> attention.build((None, None, 4), (None, None, 4))
+    >>> kernels = [variable for variable in attention.trainable_variables if "kernel" in variable.path]
     >>> optimizer = Muon(learning_rate=0.1, weight_decay=None, adam_weight_decay=None)
-    >>> optimizer.apply([ops.ones((4, 2, 2))], [kernel])
-    >>> len(optimizer.variables)  # its step count, its rate and one momentum: no second moment, as Adam would need
-    3
+    >>> optimizer.apply([ops.ones(kernel.shape) for kernel in kernels], kernels)
+    >>> len(optimizer.variables)  # steps, rate and a momentum each: no second moment, as Adam would need
+    6
 
     Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; Liu et al., "Muon is
     Scalable for LLM Training", 2025, for the scale of the update.
@@ -60,7 +61,8 @@ def _matrix(shape: tuple[int, ...], path: str) -> tuple[int, int] | None:
     """
     if len(shape) == 2:
         return shape[0], shape[1]
-    if len(shape) == 3 and path.rsplit("/", 1)[-1].startswith("kernel"):
-        merged = math.prod(shape[:2]) if "attention_output" in path else shape[0]
+    part = path.split("/")[-2:]
+    if len(shape) == 3 and part[0] in ("query", "key", "value", "attention_output") and part[1].startswith("kernel"):
+        merged = math.prod(shape[:2]) if part[0] == "attention_output" else shape[0]
         return merged, math.prod(shape) // merged
     return None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import keras
 import numpy as np
 
-from mmattn.training.checkpoint import Arrays, capture, read, read_info, write
+from mmattn.training.checkpoint import Arrays, DamagedCheckpoint, capture, read, read_info, write
 
 
 class Snapshots:
@@ -31,7 +32,11 @@ class Snapshots:
         if not self.count:
             return
         self.folder.mkdir(exist_ok=True)
-        weights = {n: a for n, a in capture(model).items() if n.startswith("model/") and a.dtype.kind == "f"}
+        weights = {
+            name: array
+            for name, array in capture(model).items()
+            if name.startswith("model/") and keras.backend.is_float_dtype(str(array.dtype))
+        }
         write(self.folder / f"step-{step:08d}.npz", weights, {"step": step, "score": score})
         files = self._files()
         kept = {*self._last(files), *self._best(files)}
@@ -45,9 +50,19 @@ class Snapshots:
             if int(re.findall(r"\d+", path.stem)[-1]) > step:
                 path.unlink()
 
-    def means(self) -> Iterator[tuple[str, Arrays]]:
-        """(name, mean weights) of the last `count` and of the best `count`, where there are several."""
-        files = self._files()
+    def means(self, say: Callable[[str], None] = print) -> Iterator[tuple[str, Arrays]]:
+        """(name, mean weights) of the last `count` and of the best `count`, where there are several.
+
+        Damaged files are named through `say`, renamed and passed over.
+        """
+        files = []
+        for path in self._files():
+            try:
+                read(path)
+                files.append(path)
+            except DamagedCheckpoint as error:
+                say(f"{error} It is left out of the means.")
+                path.rename(path.with_name(path.name + ".damaged"))
         for name, chosen in (("last", self._last(files)), ("best", self._best(files))):
             if len(chosen) > 1:
                 yield f"mean of the {name} {len(chosen)} validations", mean_of(chosen)
@@ -59,7 +74,13 @@ class Snapshots:
         return list(files[-self.count :])
 
     def _best(self, files: Sequence[Path]) -> list[Path]:
-        return sorted(files, key=lambda path: read_info(path)["score"], reverse=True)[: self.count]
+        def score(path: Path) -> float:
+            try:
+                return float(read_info(path)["score"])
+            except DamagedCheckpoint:  # the first to be removed
+                return -math.inf
+
+        return sorted(files, key=score, reverse=True)[: self.count]
 
 
 def mean_of(files: Sequence[Path]) -> Arrays:

@@ -245,7 +245,7 @@ def finish(
     monitor: str,
     folder: Path,
     bundled: Callable[[Choice], Bundle],
-    test: Callable[[Bundle, dict[str, Any]], tuple[list[Prediction], dict[str, Any]]],
+    test: Callable[[Bundle], tuple[list[Prediction], dict[str, Any]]],
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """The end of a run that generates: chooses the decoding, makes the bundle, scores it on the test split.
@@ -254,13 +254,13 @@ def finish(
         generate, examples, fixed, options, scoring, monitor: as for `choose_decoding`.
         folder: the run folder; predictions.jsonl and results.json are written there, the latter last.
         bundled: makes the bundle of a choice.
-        test: the bundle's predictions of the test split with those options, and what more is to be said about them.
+        test: the bundle's predictions of the test split, and what more is to be said about them ("card": in its card).
     """
     say("Decoding options on the validation split:")
     choice = choose_decoding(generate, examples, fixed, options, scoring, monitor, say)
     bundle = bundled(choice)
-    say(f"Test split, by the bundle, with {listed(choice.options)}.")
-    predictions, more = test(bundle, choice.options)
+    say(f"Test split, by the bundle, with {listed(decoding_of(bundle.generation))}.")
+    predictions, more = test(bundle)
     tested = scoring(predictions)
     results = {
         "generation": bundle.generation,
@@ -277,6 +277,11 @@ def finish(
     update_bundle(bundle.folder, card={"scores": {"test": shown}, **more.get("card", {})})
     write_json(folder / "results.json", results)
     return results
+
+
+def decoding_of(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a bundle's settings those that decoding takes."""
+    return {name: value for name, value in generation.items() if name not in ("low_confidence", "max_source_length")}
 
 
 def confidence_threshold(predictions: Sequence[Prediction], share: float) -> float:

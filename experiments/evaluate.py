@@ -74,6 +74,8 @@ def checked_config(cfg: Any) -> dict[str, Any]:
     problems = check_keys(config, {"": KEYS})
     problems += check_targets({name: config[name] for name in ("data", "runtime", "scoring")}, {})
     problems += check_unread(raw, {"data": group_keys("data")})  # type: ignore[arg-type]
+    if not isinstance(config["scoring"], dict):
+        problems.append(f"scoring={config['scoring']} is a group of keys: scoring.tokenize=none, for example.")
     if config["split"] not in splits:
         problems.append(f"split={config['split']} is not in data. There are: {', '.join(splits)}.")
     for key, least in (("limit", 2), ("batch_size", 1)):

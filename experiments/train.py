@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             except (ValueError, RuntimeError) as error:
                 raise ConfigProblem([f"runtime: {error}"]) from error
             parts = make_parts(config)
-            sources = instantiate({"data": config["data"]})["data"]
+            sources = instantiate({"data": {split: config["data"][split] for split in SPLITS}})["data"]
             if folder is None:
                 folder = start_folder(config, arguments)
             with StopSignals() as signals, RunLock(folder):
@@ -137,6 +137,13 @@ def checked_config(cfg: Any, resolved: bool = False) -> dict[str, Any]:
     task = task_of(config)
     problems = check_keys(config, {**KNOWN, "": (*KNOWN[""], *task.nodes)})
     problems += [f"{name} is missing: {task.__name__} needs it." for name in task.nodes if name not in config]
+    flat = [
+        f"{name}={config[name]} is a group of keys, one of which is set by {name}.KEY=VALUE."
+        for name in (*NODES, *task.nodes)
+        if not isinstance(config.get(name), dict | None)
+    ]
+    if flat:  # nothing below could look into it
+        raise ConfigProblem([*problems, *flat])
     problems += [f"data.{split} is missing: a source for each of {', '.join(SPLITS)} is wanted." for split in SPLITS
                  if not isinstance(config["data"].get(split), dict)]  # fmt: skip
     problems += check_targets({k: v for k, v in config.items() if k != "card"}, SUPPLIED)

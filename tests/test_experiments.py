@@ -46,6 +46,7 @@ def overrides_for(experiment, tmp_path):
     extra = {
         "shapes_caption": [],
         "flickr8k_lite0": [f"data.root={tmp_path}", "encoder.backbone.weights=null"],
+        "pairs": [f"data.path={tmp_path}"],
         "transformer_base": [f"data.root={tmp_path}", "data.source_language=en", "data.target_language=de"],
     }
     return [f"experiment={experiment}", *extra.get(experiment, [f"data.root={tmp_path}"])]

@@ -529,3 +529,14 @@ def test_any_joiner_is_read_from_the_bytes(joiner):
     made = Tokenizer.train([f"a{joiner} b c"], model_type="word", joiner=joiner)
     assert Tokenizer(made.model_bytes).joiner == joiner
     assert made.decode(made.encode(f"a{joiner} b c")) == "ab c"
+
+
+@pytest.mark.parametrize("model_type", ["bpe", "unigram", "word"])
+def test_unknown_pieces_are_shown_as_they_stand_in_the_text(model_type):
+    size = {} if model_type == "word" else {"vocabulary_size": 30, "shrink": True}
+    made = Tokenizer.train(["a dog runs", "two dogs run"] * 3, model_type=model_type, **size)
+    text = "a \u732b\u732b runs"
+    ids = made.encode(text)
+    assert made.unk_id in ids
+    assert "\u2047" in "".join(word for word, _ in made.words(ids))
+    assert "".join(word for word, _ in made.words(ids, text)) == text.replace(" ", "")

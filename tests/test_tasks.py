@@ -156,6 +156,16 @@ def test_wrong_settings_of_a_language_model_are_refused_in_words(overrides, mess
     assert re.search(message, shown := capsys.readouterr().err), shown
 
 
+def test_a_file_with_tabs_is_scored_whole_where_that_is_asked_for(translation, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pairs.tsv").write_text("".join(f"dog {word}\tHund {WORDS[word]}\n" for word in WORDS))
+    data = ["data=tsv", "data.path=pairs.tsv", "split=all", "output=s.json"]
+    assert evaluate.main([f"bundle={translation / 'bundle'}", *data]) == 0
+    assert json.loads((tmp_path / "s.json").read_text())["examples"] == len(WORDS)
+    assert evaluate.main([f"bundle={translation / 'bundle'}", *data, "scoring=x"]) == 2
+    assert "scoring=x is a group of keys" in capsys.readouterr().err
+
+
 def test_evaluation_tells_which_sources_it_had_to_cut(translation, folder, capsys):
     data = ["data=parallel", f"data.root={folder}", "data.source_language=en", "data.target_language=de"]
     more = ["split=train", "limit=6", "scoring.tokenize=none"]
@@ -176,6 +186,7 @@ def test_no_limit_by_the_sources_length_is_none_in_the_bundle_too(folder, tmp_pa
     ("overrides", "message"),
     [
         (["scoring.tokenize=words"], "scoring: "),
+        (["scoring=none"], r"scoring=none is a group of keys, one of which is set by scoring\.KEY=VALUE"),
         (
             ["+source_tokenizer._target_=mmattn.preprocess.text.Tokenizer.train"],
             "share_embeddings=true needs one vocabulary",

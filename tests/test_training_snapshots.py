@@ -40,7 +40,10 @@ def test_the_last_and_the_best_stay_and_no_other(model, tmp_path):
 
 def test_means_are_those_of_the_last_and_of_the_best(model, tmp_path):
     means = dict(filled(tmp_path, model, 3).means())
-    assert list(means) == ["mean of the last 3 validations", "mean of the best 3 validations"]
+    assert list(means) == [
+        "mean of the weights of the last 3 validations",
+        "mean of the weights of the best 3 validations",
+    ]
     for name, expected in zip(means, (np.mean([5, 6, 7]), np.mean([3, 5, 1])), strict=True):
         assert len(means[name]) == 2
         for array in means[name].values():
@@ -83,8 +86,8 @@ def test_a_damaged_file_is_named_and_left_out_of_the_means(model, tmp_path):
     said = []
     means = dict(snapshots.means(said.append))
     assert len(said) == 1 and "step-00000060.npz" in said[0]
-    assert next(iter(means)) == "mean of the last 3 validations"
-    for array in means["mean of the last 3 validations"].values():
+    assert next(iter(means)) == "mean of the weights of the last 3 validations"
+    for array in means["mean of the weights of the last 3 validations"].values():
         np.testing.assert_allclose(array, np.mean([5, 7, 3]), rtol=1e-6)
     assert [p.name for p in (tmp_path / "snapshots").glob("*.damaged")] == ["step-00000060.npz.damaged"]
 
@@ -92,6 +95,6 @@ def test_a_damaged_file_is_named_and_left_out_of_the_means(model, tmp_path):
 def test_weights_in_half_precision_are_kept_too(tmp_path):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, dtype="bfloat16")])
     model.compile("sgd", loss="mse")
-    for array in dict(filled(tmp_path, model, 3).means())["mean of the last 3 validations"].values():
+    for array in dict(filled(tmp_path, model, 3).means())["mean of the weights of the last 3 validations"].values():
         assert str(array.dtype) == "bfloat16"
         np.testing.assert_allclose(array.astype("float32"), 6.0)

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     add = parser.add_argument
     add("prompt", nargs="?", default="", metavar="PROMPT", help="what the text begins with; - reads standard input")
-    add("--bundle", metavar="B", help="a model's folder, or the name of a shipped one (default: the shipped one)")
+    add("--bundle", metavar="B", help="a model's folder, such as RUN/bundle, or the name of a shipped one")
     add("--max-length", type=count, metavar="N", help="most tokens, the prompt's included (default: the bundle's)")
     add("--temperature", type=float, metavar="T", help="below 1 safer, above 1 wilder (default: the bundle's)")
     add("--top-k", type=count, metavar="K", help="draw among the K likeliest tokens only")

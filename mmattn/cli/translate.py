@@ -24,16 +24,16 @@ With --output, what is done stands in OUTPUT.part until all of it is. A run that
 crash) is continued by the same command, if input, bundle and settings are still the same; how it is batched and what
 is done with bad lines may change."""
 EPILOG = """\
---nbest writes N lines for each sentence: its number, tab, translation, tab, score. --json writes one object a line:
-line, source, translation, score, confidence, alternatives; or line and error. In plain output a line break or tab
-inside a translation is written as a blank."""
+--nbest writes up to N lines for each sentence: its number, tab, translation, tab, score. --json writes one object a
+line: line, source, translation, score, confidence, alternatives; or line and error. In plain output a line break or
+tab inside a translation is written as a blank."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     add = parser.add_argument
     add("sentences", nargs="*", metavar="SENTENCE", help="what to translate")
-    add("--bundle", metavar="B", help="a model's folder, or the name of a shipped one (default: the shipped one)")
+    add("--bundle", metavar="B", help="a model's folder, such as RUN/bundle, or the name of a shipped one")
     add("--input", metavar="FILE", help="translate the lines of this file instead, or of standard input (-)")
     add("--output", metavar="FILE", help="write there; - is standard output (default)")
     add("--force", action="store_true", help="replace an existing output file")
@@ -116,6 +116,8 @@ def _check_arguments(arguments: argparse.Namespace) -> None:
 def _check_pictures(arguments: argparse.Namespace) -> None:
     target = Path(arguments.attention)
     single = target.suffix.lower() == ".png"
+    if target.suffix.lower() in (".bmp", ".gif", ".jpeg", ".jpg", ".pdf", ".svg", ".tif", ".tiff", ".webp"):
+        raise UsageError(f"--attention draws PNG: give a FILE.png or a folder, not {arguments.attention!r}")
     if single and len(arguments.sentences) > 1:
         raise UsageError("--attention FILE.png is for one sentence. Give a folder for several")
     try:

@@ -158,9 +158,11 @@ class Translator:
             translation = self.translate(text)[0]
         job = self._job(1, 1, "raise", "auto", {})
         ids = job.read(text, 1)
+        if not isinstance(translation, Translation):
+            raise TypeError(f"translation must be what translate gave, not {type(translation).__name__}")
         if ids != translation.source_ids:
             raise ValueError("this translation is of another text")
-        sources, targets = self.source_tokenizer.words(ids), self.tokenizer.words(translation.ids)
+        sources, targets = self.source_tokenizer.words(ids, text), self.tokenizer.words(translation.ids)
         if not sources or not targets:
             return _alignment(sources, targets, np.zeros((len(targets), len(sources))))
         inputs = {SOURCE: np.array([[*ids, self.source_tokenizer.eos_id]], "int32")}

@@ -181,17 +181,22 @@ class Tokenizer:
         """One string for each id, special ids too, as SentencePiece writes it: a leading "\u2581" is a blank."""
         return [self._model.id_to_piece(i) for i in self._checked(ids)]
 
-    def words(self, ids: Sequence[int]) -> list[tuple[str, list[int]]]:
+    def words(self, ids: Sequence[int], text: str | None = None) -> list[tuple[str, list[int]]]:
         """Merges pieces into words, for pictures of where the decoder looked.
 
         A word begins at a blank; marked tokens are joined, as by `decode`. Chinese, Japanese, Thai, Lao, Khmer and
         Burmese have no blanks, so there each piece is a word of its own, unless the tokens of a "word" model say it.
         The bytes of one character stay together; pad, bos and what follows eos belong to no word.
 
+        Args:
+            ids: the tokens.
+            text: what they are the tokens of, where that is known: unknown pieces are shown as they stand there.
+
         Returns:
             (word, positions) in order: `positions` are the places in `ids` of the pieces of that word.
         """
-        units = self._units(ids)
+        shown = [] if text is None else self._model.encode(valid_text(text), out_type=str)
+        units = self._units(ids, shown)
         return join_tokens(units, self.joiner) if self.model_type == "word" else group_words(units)
 
     def tf_encode(self, strings: Any) -> Any:
@@ -253,7 +258,7 @@ class Tokenizer:
         end = checked.index(self.eos_id) if self.eos_id in checked else len(checked)
         return [i for i in checked[:end] if i not in (self.pad_id, self.bos_id)]
 
-    def _units(self, ids: Sequence[int]) -> Iterable[tuple[str, list[int]]]:
+    def _units(self, ids: Sequence[int], shown: Sequence[str]) -> Iterable[tuple[str, list[int]]]:
         """(text, positions) of each piece: the byte pieces of one character as one, pad, bos and eos not at all."""
         raw = b""
         places: list[int] = []
@@ -270,7 +275,7 @@ class Tokenizer:
                     yield raw.decode("utf-8"), places
                     raw, places = b"", []
             elif i == self.unk_id:
-                yield UNKNOWN, [position]
+                yield (shown[position].replace(BLANK, " ") if position < len(shown) else UNKNOWN), [position]
             elif i not in (self.pad_id, self.bos_id):
                 yield piece.replace(BLANK, " "), [position]
         if raw:

@@ -81,6 +81,7 @@ class LanguageModelling:
             folder / "bundle", self.model, self.tokenizer, generation={"context_length": length}, card=card,
             weights_dtype=self.parts["final"].weights_dtype,
         )  # fmt: skip
+        self.say("Test split, by the bundle.")
         tested = measurer(bundle.model)(self.batches["test"].windows())
         [sample] = Writer(bundle.model, bundle.tokenizer, bundle.generation).write(seed=1, max_length=300)
         self.say(f"A sample:\n{sample}\n")

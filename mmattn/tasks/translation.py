@@ -138,7 +138,9 @@ class Translating:
             self.tokenizer = tokenizer_of(folder / "tokenizer.model", self.parts["tokenizer"], texts)
 
     def _say_what_there_is(self, train: Any) -> None:
-        others = ", ".join(f"{len(source)} {split}" for split, source in self.sources.items() if split != "train")
+        others = ", ".join(
+            f"{len(source)} {split} sentences" for split, source in self.sources.items() if split != "train"
+        )
         faults = f" {len(train.faults)} left out or cut: see rejected.jsonl." if train.faults else ""
         self.say(f"Pairs: {train.num_examples} train, {others}.{faults} {self.tokenizer}.")
         self.say(

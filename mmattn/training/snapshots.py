@@ -65,7 +65,7 @@ class Snapshots:
                 path.rename(path.with_name(path.name + ".damaged"))
         for name, chosen in (("last", self._last(files)), ("best", self._best(files))):
             if len(chosen) > 1:
-                yield f"mean of the {name} {len(chosen)} validations", mean_of(chosen)
+                yield f"mean of the weights of the {name} {len(chosen)} validations", mean_of(chosen)
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("step-*.npz"))

@@ -95,10 +95,10 @@ class Run:
             self.rejected.append({"id": name, "reason": reason})
 
     def _compile(self, total_steps: int) -> None:
-        model, accumulated = self.task.model, self.config["optimizer"].get("gradient_accumulation_steps") or 1
+        model = self.task.model
         try:
             with blame("schedule"):
-                schedule = self.parts["schedule"](total_steps=max(1, total_steps // accumulated))
+                schedule = self.parts["schedule"](total_steps=total_steps)
         except PartError as error:
             raise ConfigProblem([f"{error.path}: {first_line(error)}"]) from error
         optimizer = self.parts["optimizer"](learning_rate=schedule)

@@ -244,10 +244,10 @@ def test_moses_tokens_are_turned_into_raw_text_before_scoring():
 
 
 @pytest.mark.slow
-def test_accumulated_gradients_of_two_batches_are_those_of_one_of_both(folder, tmp_path):
-    """The schedule counts updates, so that the rate after n batches is that of n / 2 steps."""
+def test_with_accumulated_gradients_the_schedule_still_ends_with_the_run(folder, tmp_path):
+    """Keras gives a schedule the number of batches, not of updates."""
     more = ["+optimizer.gradient_accumulation_steps=2", "fit.epochs=2"]
     assert train.main([*settings(folder, tmp_path / "runs"), *more]) == 0
     (made,) = (tmp_path / "runs").iterdir()
-    entries = lines_of(made / "metrics.jsonl")
-    assert entries[-1]["learning_rate"] < entries[0]["learning_rate"] / 2
+    rates = [line["learning_rate"] for line in lines_of(made / "metrics.jsonl")]
+    assert rates[0] > 3e-3 / 4 and rates[1] < 3e-3 / 100  # half-way down after half of the batches, not at the end

@@ -16,6 +16,7 @@ from mmattn.training.checkpoint import CheckpointFolder, read
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SETTINGS = ["size=tiny", "fit.epochs=8", "final.num_beams=[1]", "fit.checkpoint_minutes=0.001", "limit.train=64"]
+WORDS = ["ein", "Hund", "eine", "Katze", "rennt", "schläft", "und", "hier", "dort", "nie"]
 
 # Runs `train.main` and kills its own process: seconds after its first batch, or halfway through its n-th checkpoint.
 DRIVER = """
@@ -53,8 +54,16 @@ def run(how, amount, *arguments):
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_and_resumed_ends_with_the_same_bits(tmp_path):
-    done = run("never", 0, *SETTINGS, f"run.root={tmp_path / 'whole'}")
+@pytest.mark.parametrize("task", ["captioning", "translation"])
+def test_killed_at_random_moments_and_resumed_ends_with_the_same_bits(tmp_path, task):
+    settings = list(SETTINGS)
+    if task == "translation":  # batches of several shapes, weights of several validations
+        chosen = random.Random(1)
+        pairs = [[chosen.choice(WORDS) for _ in range(chosen.randint(1, 9))] for _ in range(400)]
+        text = "".join(f"{' '.join(words)}\t{' '.join(words[::-1])}\n" for words in pairs)
+        (tmp_path / "pairs.tsv").write_text(text, encoding="utf-8")
+        settings += ["experiment=pairs", f"data.path={tmp_path / 'pairs.tsv'}", "fit.snapshots=2", "fit.epochs=4"]
+    done = run("never", 0, *settings, f"run.root={tmp_path / 'whole'}")
     assert done.returncode == 0, done.stderr
     (whole,) = (tmp_path / "whole").iterdir()
 
@@ -65,7 +74,7 @@ def test_killed_at_random_moments_and_resumed_ends_with_the_same_bits(tmp_path):
         ("after", chance.uniform(0, 3)),
         ("after", chance.uniform(0, 3)),
     ]
-    arguments = [*SETTINGS, f"run.root={tmp_path / 'killed'}"]
+    arguments = [*settings, f"run.root={tmp_path / 'killed'}"]
     for how, amount in moments:
         died = run(how, amount, *arguments)
         assert died.returncode in (-signal.SIGKILL, 0), died.stderr
@@ -86,7 +95,7 @@ def test_killed_at_random_moments_and_resumed_ends_with_the_same_bits(tmp_path):
             assert (
                 np.array_equal(array.view("uint8"), others[name].view("uint8")) if array.ndim else array == others[name]
             ), note
-    for path in ("tokenizer.model", "metrics.jsonl", "bundle/weights.npz", "results.json", "test_captions.jsonl"):
+    for path in ("tokenizer.model", "metrics.jsonl", "bundle/weights.npz", "results.json", "predictions.jsonl"):
         assert (whole / path).read_bytes() == (killed / path).read_bytes(), f"{path}, {note}"
 
 

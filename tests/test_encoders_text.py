@@ -180,6 +180,20 @@ def test_published_sizes_have_their_parameters(size, millions):
     assert round(total / 1e6, 2) == millions
 
 
+@pytest.mark.parametrize("name", ["token_dropout", "attention_dropout", "activation_dropout"])
+def test_each_dropout_works_in_training_alone_and_is_kept_by_the_configuration(name):
+    plain, dropped = translator(), translator(**{name: 0.5})
+    dropped.set_weights(plain.get_weights())
+    inputs = {"source_ids": SOURCE, "target_ids": TARGET}
+    np.testing.assert_array_equal(dropped(inputs), plain(inputs))
+    first, second = (np.asarray(dropped(inputs, training=True)) for _ in range(2))
+    assert np.abs(first - second).max() > 1e-3
+    again = EncoderDecoder.from_config(dropped.get_config())
+    assert getattr(again.encoder, name) == getattr(again.decoder, name) == 0.5
+    with pytest.raises(ValueError, match=f"{name} is a share"):
+        translator(**{name: 1.0})
+
+
 def language_model(**options) -> LanguageModel:
     model = LanguageModel(TransformerDecoder(20, **SIZES, cross_attention=False, **options))
     model.build({"target_ids": (None, None)})

@@ -26,6 +26,7 @@ class TransformerDecoder(keras.layers.Layer):
         token_dropout: share of the input tokens whose embedding is hidden in training, so that the decoder leans on
             the memory rather than on what it said before (Bowman et al. 2016, section 3.3).
         attention_dropout: share of the attention weights dropped in training.
+        activation_dropout: share dropped in training inside the position-wise networks.
         positions: "sinusoidal", "rotary" (in the self-attention), or "learned" with `max_length`.
         max_length: the longest sequence with learned positions.
         norm: "pre" or "post", see `mmattn.layers.TransformerEncoderBlock`.
@@ -74,6 +75,7 @@ class TransformerDecoder(keras.layers.Layer):
         dropout: float = 0.0,
         token_dropout: float = 0.0,
         attention_dropout: float = 0.0,
+        activation_dropout: float = 0.0,
         positions: str = "sinusoidal",
         max_length: int | None = None,
         norm: str = "pre",
@@ -86,7 +88,7 @@ class TransformerDecoder(keras.layers.Layer):
         super().__init__(**kwargs)
         check_positive(vocabulary_size=vocabulary_size, hidden_dim=hidden_dim, num_layers=num_layers)
         check_heads(num_heads, hidden_dim)
-        check_shares(dropout=dropout, token_dropout=token_dropout, attention_dropout=attention_dropout)
+        check_shares(dropout=dropout, token_dropout=token_dropout)
         check_positions(positions, max_length)
         self.vocabulary_size = vocabulary_size
         self.hidden_dim = hidden_dim
@@ -96,6 +98,7 @@ class TransformerDecoder(keras.layers.Layer):
         self.dropout = dropout
         self.token_dropout = token_dropout
         self.attention_dropout = attention_dropout
+        self.activation_dropout = activation_dropout
         self.positions = positions
         self.max_length = max_length
         self.norm = norm
@@ -128,6 +131,7 @@ class TransformerDecoder(keras.layers.Layer):
                 activation=activation,
                 dropout=dropout,
                 attention_dropout=attention_dropout,
+                activation_dropout=activation_dropout,
                 norm=norm,
                 positions="rotary" if positions == "rotary" else None,
                 seed=part_seed(seed, "decoder", f"block_{i}"),
@@ -240,6 +244,7 @@ class TransformerDecoder(keras.layers.Layer):
             "dropout": self.dropout,
             "token_dropout": self.token_dropout,
             "attention_dropout": self.attention_dropout,
+            "activation_dropout": self.activation_dropout,
             "positions": self.positions,
             "max_length": self.max_length,
             "norm": self.norm,

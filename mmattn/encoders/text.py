@@ -25,7 +25,9 @@ class TextEncoder(keras.layers.Layer):
         num_heads: h; divides D.
         intermediate_dim: width inside the position-wise networks; 4 D when not given.
         dropout: share dropped in training, of every residual branch's output and after the embedding.
+        token_dropout: share of the tokens whose embedding is hidden in training.
         attention_dropout: share of the attention weights dropped in training.
+        activation_dropout: share dropped in training inside the position-wise networks.
         positions: "sinusoidal", "rotary" (in the self-attention), or "learned" with `max_length`.
         max_length: the longest source with learned positions.
         norm: "pre" or "post", see `mmattn.layers.TransformerEncoderBlock`.
@@ -60,7 +62,9 @@ class TextEncoder(keras.layers.Layer):
         num_heads: int,
         intermediate_dim: int | None = None,
         dropout: float = 0.0,
+        token_dropout: float = 0.0,
         attention_dropout: float = 0.0,
+        activation_dropout: float = 0.0,
         positions: str = "sinusoidal",
         max_length: int | None = None,
         norm: str = "pre",
@@ -71,7 +75,7 @@ class TextEncoder(keras.layers.Layer):
         super().__init__(**kwargs)
         check_positive(vocabulary_size=vocabulary_size, hidden_dim=hidden_dim, num_layers=num_layers)
         check_heads(num_heads, hidden_dim)
-        check_shares(dropout=dropout, attention_dropout=attention_dropout)
+        check_shares(dropout=dropout, token_dropout=token_dropout)
         check_positions(positions, max_length)
         self.vocabulary_size = vocabulary_size
         self.hidden_dim = hidden_dim
@@ -79,7 +83,9 @@ class TextEncoder(keras.layers.Layer):
         self.num_heads = num_heads
         self.intermediate_dim = intermediate_dim
         self.dropout = dropout
+        self.token_dropout = token_dropout
         self.attention_dropout = attention_dropout
+        self.activation_dropout = activation_dropout
         self.positions = positions
         self.max_length = max_length
         self.norm = norm
@@ -98,6 +104,9 @@ class TextEncoder(keras.layers.Layer):
         self.embedding_dropout = keras.layers.Dropout(
             dropout, seed=part_seed(seed, "encoder", "embedding_dropout"), dtype=dtype
         )
+        self.hidden_tokens = keras.layers.Dropout(
+            token_dropout, noise_shape=(None, None, 1), seed=part_seed(seed, "encoder", "hidden_tokens"), dtype=dtype
+        )
         self.blocks = [
             TransformerEncoderBlock(
                 num_heads,
@@ -105,6 +114,7 @@ class TextEncoder(keras.layers.Layer):
                 activation=activation,
                 dropout=dropout,
                 attention_dropout=attention_dropout,
+                activation_dropout=activation_dropout,
                 norm=norm,
                 positions="rotary" if positions == "rotary" else None,
                 seed=part_seed(seed, "encoder", f"block_{i}"),
@@ -154,6 +164,8 @@ class TextEncoder(keras.layers.Layer):
         ids = inputs["source_ids"]
         mask = ops.not_equal(ids, PAD)
         x = self.token_embedding(ids)  # (B, S, D)
+        if training and self.token_dropout:  # hidden, not rescaled: at inference every token is there
+            x = self.hidden_tokens(x, training=True) * (1.0 - self.token_dropout)
         if self.position_embedding is not None:
             x = self.position_embedding(x)
         x = self.embedding_dropout(x, training=training)
@@ -177,7 +189,9 @@ class TextEncoder(keras.layers.Layer):
             "num_heads": self.num_heads,
             "intermediate_dim": self.intermediate_dim,
             "dropout": self.dropout,
+            "token_dropout": self.token_dropout,
             "attention_dropout": self.attention_dropout,
+            "activation_dropout": self.activation_dropout,
             "positions": self.positions,
             "max_length": self.max_length,
             "norm": self.norm,

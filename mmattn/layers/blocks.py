@@ -101,6 +101,7 @@ class _Block(keras.layers.Layer):
         activation: Any = "relu",
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
+        activation_dropout: float = 0.0,
         norm: str = "pre",
         norm_epsilon: float = 1e-5,
         seed: int | None = None,
@@ -111,7 +112,7 @@ class _Block(keras.layers.Layer):
         if norm not in NORMS:
             raise ValueError(f"norm is one of {NORMS}. Received {norm!r}.")
         check_positive(num_heads=num_heads, intermediate_dim=intermediate_dim, key_dim=key_dim)
-        check_shares(dropout=dropout, attention_dropout=attention_dropout)
+        check_shares(dropout=dropout, attention_dropout=attention_dropout, activation_dropout=activation_dropout)
         check_rotary(positions, key_dim)
         self.supports_masking = True
         self.num_heads = num_heads
@@ -120,6 +121,7 @@ class _Block(keras.layers.Layer):
         self.activation = keras.activations.get(activation)
         self.dropout = dropout
         self.attention_dropout = attention_dropout
+        self.activation_dropout = activation_dropout
         self.norm = norm
         self.norm_epsilon = norm_epsilon
         self.seed = seed
@@ -170,7 +172,15 @@ class _Block(keras.layers.Layer):
         }
 
     def _feed_forward(self, width: int) -> FeedForward:
-        part = FeedForward(self.intermediate_dim, self.activation, dtype=self.dtype_policy, name="feed_forward")
+        seed = part_seed(self.seed, "feed_forward")
+        part = FeedForward(
+            self.intermediate_dim,
+            self.activation,
+            self.activation_dropout,
+            seed,
+            dtype=self.dtype_policy,
+            name="feed_forward",
+        )
         part.build((None, None, width))
         return part
 
@@ -183,6 +193,7 @@ class _Block(keras.layers.Layer):
             "activation": keras.activations.serialize(self.activation),
             "dropout": self.dropout,
             "attention_dropout": self.attention_dropout,
+            "activation_dropout": self.activation_dropout,
             "norm": self.norm,
             "norm_epsilon": self.norm_epsilon,
             "seed": self.seed,
@@ -201,6 +212,7 @@ class TransformerEncoderBlock(_Block):
         activation: of the position-wise network.
         dropout: share of each branch's output dropped in training.
         attention_dropout: share of the attention weights dropped in training.
+        activation_dropout: share dropped in training between the two layers of the position-wise network.
         norm: "pre" (`x + part(norm(x))`; the stack needs a norm at its end) or "post" (`norm(x + part(x))`).
         norm_epsilon: of the layer normalisation.
         seed: of the dropouts; each makes its own from it.

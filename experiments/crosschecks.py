@@ -90,6 +90,8 @@ def try_parts(parts: dict[str, Any], config: dict[str, Any]) -> None:
     }
     made: dict[str, Any] = {}
     problems = []
+    if getattr(parts["loss"], "twins", False) != parts["batches"].keywords.get("twins", False):
+        problems.append("batches.twins=true and RDropCrossEntropy as the loss go together: each pair twice, or once.")
     for path, trial in trials.items():
         try:
             made[path] = trial()

@@ -57,6 +57,19 @@ def test_every_pair_comes_once_a_pass_with_all_its_labels(max_shapes):
         assert sorted(found) == wanted
 
 
+def test_twins_are_the_batch_twice_in_as_many_tokens():
+    source = pairs(100)
+    once = PairBatches(source, encode, tokens_per_batch=60, max_shapes=2, seed=5)
+    twins = PairBatches(source, encode, tokens_per_batch=120, max_shapes=2, seed=5, twins=True)
+    assert once.steps_per_epoch == twins.steps_per_epoch
+    for batch, both in itertools.islice(zip(once.iterate(), twins.iterate(), strict=True), once.steps_per_epoch):
+        assert rows(both) == rows(batch) * 2
+        labels, places = both[1], both[0]["label_places"]
+        half, positions = len(labels) // 2, both[0]["target_ids"].size // 2
+        np.testing.assert_array_equal(labels[:half], labels[half:])
+        np.testing.assert_array_equal(places[:half], places[half:] - positions)
+
+
 def test_shapes_are_few_and_a_batch_keeps_to_its_tokens():
     batches = PairBatches(pairs(500), encode, tokens_per_batch=120, max_shapes=5)
     made = list(itertools.islice(batches.iterate(), batches.steps_per_epoch))

@@ -20,6 +20,8 @@ QUICK = ["size=tiny", "schedule.warmup_steps=0", "final.num_beams=[1]"]
 def lines_of(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
+R_DROP = "mmattn.training.losses.RDropCrossEntropy"
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -210,6 +212,9 @@ def test_no_limit_by_the_sources_length_is_none_in_the_bundle_too(folder, tmp_pa
         (["+decoder.cross_attention=false"], "model: a translator's decoder looks at the source"),
         (["fit.snapshots=1"], r"fit: snapshots=1 must be 0 \(none\), or 2 or more"),
         (["task=captioning"], "scoring is unknown"),
+        ([f"loss._target_={R_DROP}"], "batches.twins=true and RDropCrossEntropy as the loss go together"),
+        (["batches.twins=true"], "batches.twins=true and RDropCrossEntropy as the loss go together"),
+        ([f"loss._target_={R_DROP}", "+loss.alpha=-1", "batches.twins=true"], "loss: .*alpha=-1"),
     ],
 )
 def test_wrong_settings_of_a_translation_are_refused_in_words(overrides, message, folder, tmp_path, capsys):
@@ -241,6 +246,13 @@ def test_moses_tokens_are_turned_into_raw_text_before_scoring():
     made = [Prediction("1", "the dog &apos;s ball , is red .", ["The dog's ball, is red."], 1.0)]
     assert scoring(made)["bleu"] == pytest.approx(100.0)
     assert scoring(made)["exact"] == 1.0
+
+
+def test_a_run_with_r_drop_goes_to_its_end(folder, tmp_path):
+    more = [f"loss._target_={R_DROP}", "+loss.alpha=2", "batches.twins=true", "fit.epochs=1"]
+    assert train.main([*settings(folder, tmp_path / "runs"), *more]) == 0
+    (made,) = (tmp_path / "runs").iterdir()
+    assert lines_of(made / "metrics.jsonl")[-1]["loss"] > 0
 
 
 @pytest.mark.slow

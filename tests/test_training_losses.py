@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mmattn.training.losses import MaskedCrossEntropy, Perplexity, TokenAccuracy, token_losses
+from mmattn.training.losses import MaskedCrossEntropy, Perplexity, RDropCrossEntropy, TokenAccuracy, token_losses
 
 
 def loop_loss(labels, logits, weights, smoothing):
@@ -59,6 +59,59 @@ def test_gradient_at_padding_is_exactly_zero(batch):
     gradient = tape.gradient(loss, logits).numpy()
     assert not gradient[weights == 0].any()
     assert gradient[weights == 1].any(axis=-1).all()
+
+
+def loop_r_drop(labels, logits, weights, smoothing, alpha):
+    """Equation 4 of Liang et al., halved (the mean of the two passes), one token at a time in float64."""
+    total = loop_loss(labels[:, None], logits[:, None], weights[:, None], smoothing)
+    half, count = len(labels) // 2, weights.sum()
+    for m in range(half):
+        p, q = (np.exp(logits[i].astype("float64")) for i in (m, m + half))
+        p, q = p / p.sum(), q / q.sum()
+        both = (p * np.log(p / q)).sum() + (q * np.log(q / p)).sum()
+        total += weights[m] * 2 * (alpha / 2) * (both / 2) / count
+    return total
+
+
+@pytest.fixture
+def twins():
+    rng = np.random.default_rng(4)
+    labels, weights = rng.integers(0, 7, 5).astype("int32"), np.array([1, 1, 0, 1, 1], "float32")
+    return np.tile(labels, 2), rng.normal(0, 2, (10, 7)).astype("float32"), np.tile(weights, 2)
+
+
+@pytest.mark.parametrize(("smoothing", "alpha"), [(0.0, 0.0), (0.1, 1.0), (0.0, 5.0)])
+def test_r_drop_loss_equals_its_definition(twins, smoothing, alpha):
+    labels, logits, weights = twins
+    loss = RDropCrossEntropy(smoothing, alpha)(labels, logits, sample_weight=weights)
+    assert float(loss) == pytest.approx(loop_r_drop(labels, logits, weights, smoothing, alpha), rel=1e-5)
+
+
+@pytest.mark.parametrize("way", ["eager", "graph", "xla"])
+@pytest.mark.parametrize(("smoothing", "alpha"), [(0.0, None), (0.1, None), (0.1, 5.0)])
+def test_slopes_are_those_of_the_definition(twins, smoothing, alpha, way):
+    tf = pytest.importorskip("tensorflow")
+    labels, logits, weights = twins
+    loss = MaskedCrossEntropy(smoothing) if alpha is None else RDropCrossEntropy(smoothing, alpha)
+
+    def slopes(logits):
+        with tf.GradientTape() as tape:
+            tape.watch(logits)
+            value = loss(labels, logits, sample_weight=weights)
+        return tape.gradient(value, logits)
+
+    if way != "eager":
+        slopes = tf.function(slopes, jit_compile=way == "xla")
+    found = slopes(tf.constant(logits)).numpy()
+    exact, step = np.zeros(logits.shape), 1e-5
+    for place in np.ndindex(logits.shape):
+        moved = [logits.astype("float64") for _ in range(2)]
+        moved[0][place] += step
+        moved[1][place] -= step
+        up, down = (loop_r_drop(labels, one, weights, smoothing, alpha or 0.0) for one in moved)
+        exact[place] = (up - down) / (2 * step)
+    np.testing.assert_allclose(found, exact, atol=2e-6)
+    assert not found[weights == 0].any()
 
 
 @pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])

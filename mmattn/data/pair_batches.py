@@ -40,6 +40,8 @@ class PairBatches:
         max_shapes: most buckets.
         seed: decides all order, 0 to 2**32 - 1.
         shuffle: False keeps one order in every pass.
+        twins: each pair comes twice in its batch, for `mmattn.training.losses.RDropCrossEntropy`: the second half of the
+            rows, and of the labels, repeats the first. `tokens_per_batch` counts both.
 
     Raises:
         ValueError: an argument out of range, a source without pairs, or a pair that is too long for "error".
@@ -67,12 +69,14 @@ class PairBatches:
         max_shapes: int = 8,
         seed: int = 0,
         shuffle: bool = True,
+        twins: bool = False,
     ) -> None:
         _check(tokens_per_batch, max_length, too_long, max_shapes, seed)
         self.max_length = max_length
         self.seed = seed
         self.shuffle = shuffle
         self.too_long = too_long
+        self.twins = twins
         self.faults: list[tuple[str, str]] = []
         self._sources, self._labels = self._encode(source, encode_source, encode_target or encode_source)
         if not self._labels:
@@ -82,7 +86,7 @@ class PairBatches:
             )
         self.num_examples = len(self._labels)
         lengths = np.array([(len(s), len(t)) for s, t in zip(self._sources, self._labels, strict=True)])
-        self.buckets = make_buckets(lengths, tokens_per_batch, max_shapes)
+        self.buckets = make_buckets(lengths, tokens_per_batch // (2 if twins else 1), max_shapes)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -116,7 +120,8 @@ class PairBatches:
         number, place = divmod(start, self.steps_per_epoch)
         while True:
             for bucket, pairs in self._plan(number)[place:]:
-                yield self._batch(bucket, pairs)
+                batch = self._batch(bucket, pairs)
+                yield _doubled(batch) if self.twins else batch
             number, place = number + 1, 0
 
     def _encode(
@@ -190,6 +195,13 @@ class PairBatches:
             weights[filled:end] = 1.0
             filled = end
         return {"source_ids": source_ids, "target_ids": target_ids, "label_places": places}, labels, weights
+
+
+def _doubled(batch: Batch) -> Batch:
+    inputs, labels, weights = batch
+    found = {name: np.concatenate([array, array]) for name, array in inputs.items()}
+    found["label_places"][len(labels) :] += inputs["target_ids"].size
+    return found, np.concatenate([labels, labels]), np.concatenate([weights, weights])
 
 
 def source_batches(

@@ -40,8 +40,8 @@ class PairBatches:
         max_shapes: most buckets.
         seed: decides all order, 0 to 2**32 - 1.
         shuffle: False keeps one order in every pass.
-        twins: each pair comes twice in its batch, for `mmattn.training.losses.RDropCrossEntropy`: the second half of the
-            rows, and of the labels, repeats the first. `tokens_per_batch` counts both.
+        twins: each pair comes twice in its batch, for `mmattn.training.losses.RDropCrossEntropy`: the second half of
+            the rows, and of the labels, repeats the first. `tokens_per_batch` counts both.
 
     Raises:
         ValueError: an argument out of range, a source without pairs, or a pair that is too long for "error".

@@ -30,6 +30,7 @@ _MODULES = frozenset(
         "metrics",
         "model",
         "preprocess",
+        "testing",
         "training",
     }
 )

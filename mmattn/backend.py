@@ -120,6 +120,234 @@ def batch_stream(batches: Iterator[Any]) -> Any:
     return stream.prefetch(2)
 
 
+def with_gradient(forward: Callable[..., Any], backward: Callable[..., Any], *arrays: Any) -> Any:
+    """`forward(*arrays)` with a gradient of our own, on every backend.
+
+    `keras.ops.custom_gradient` on torch takes an exception for "no gradient" and gives NaN, and keeps no residuals.
+
+    Arguments:
+        forward: arrays -> a tuple of outputs, and a tuple of arrays that `backward` needs. Only those of them that are
+            among `arrays` or the outputs count in a gradient of the gradient on torch.
+        backward: these arrays, and a tuple of the slopes of the outputs -> the slopes of `arrays`, None where an array
+            has none (masks, seeds).
+        arrays: tensors, or None. What is traced and not among them must not be used by the two functions.
+
+    Returns:
+        The tuple of outputs.
+
+    >>> import numpy as np
+    >>> double = with_gradient(lambda x: ((2 * x,), ()), lambda kept, slopes: (2 * slopes[0],), np.ones(2, "float32"))
+    >>> np.asarray(double[0]).tolist()
+    [2.0, 2.0]
+    """
+    if name() == "tensorflow":
+        return _with_gradient_tensorflow(forward, backward, arrays)
+    if name() == "jax":
+        return _with_gradient_jax(forward, backward, arrays)
+    return _with_gradient_torch(forward, backward, arrays)
+
+
+def _with_gradient_tensorflow(forward: Any, backward: Any, arrays: Any) -> Any:
+    import tensorflow as tf
+
+    places = [place for place, array in enumerate(arrays) if array is not None]
+
+    @tf.custom_gradient
+    def function(*given: Any) -> Any:
+        full = [None] * len(arrays)
+        for place, array in zip(places, given, strict=True):
+            full[place] = array
+        outputs, kept = forward(*full)
+
+        def gradient(*slopes: Any) -> Any:
+            found = backward(kept, slopes)
+            return [found[place] for place in places]
+
+        return tuple(outputs), gradient
+
+    return function(*(tf.convert_to_tensor(arrays[place]) for place in places))
+
+
+def _with_gradient_jax(forward: Any, backward: Any, arrays: Any) -> Any:
+    import jax
+
+    @jax.custom_vjp
+    def function(*arrays: Any) -> Any:
+        return tuple(forward(*arrays)[0])
+
+    def kept_forward(*arrays: Any) -> Any:
+        outputs, kept = forward(*arrays)
+        return tuple(outputs), kept
+
+    function.defvjp(kept_forward, lambda kept, slopes: tuple(backward(kept, slopes)))
+    return function(*(None if a is None else jax.numpy.asarray(a) for a in arrays))
+
+
+def _with_gradient_torch(forward: Any, backward: Any, arrays: Any) -> Any:
+    import torch
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *arrays: Any) -> Any:
+            outputs, kept = forward(*arrays)
+            ctx.save_for_backward(*kept)
+            return tuple(outputs)
+
+        @staticmethod
+        def backward(ctx: Any, *slopes: Any) -> Any:
+            return tuple(backward(ctx.saved_tensors, slopes))
+
+    return Function.apply(*(None if a is None else keras.ops.convert_to_tensor(a) for a in arrays))
+
+
+def gradients(fn: Callable[..., Any], arrays: Iterable[Any], variables: Iterable[Any] = ()) -> list[Any]:
+    """The gradients of the number `fn(*arrays)`, by each array and each Keras variable; zeros where it has no part.
+
+    On JAX, what `fn` assigns to variables is lost.
+
+    >>> import numpy as np
+    >>> [np.asarray(g).tolist() for g in gradients(lambda x, y: keras.ops.sum(x * x), [np.ones(2, "float32")] * 2)]
+    [[2.0, 2.0], [0.0, 0.0]]
+    """
+    tensors, variables = [keras.ops.convert_to_tensor(array) for array in arrays], list(variables)
+    if name() == "tensorflow":
+        import tensorflow as tf
+
+        sources = [*(tf.identity(tensor) for tensor in tensors), *(variable.value for variable in variables)]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(sources)
+            total = fn(*sources[: len(tensors)])
+        found = tape.gradient(total, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return [tf.convert_to_tensor(gradient) for gradient in found]
+    if name() == "jax":
+        import jax
+
+        def total_of(tensors: Any, values: Any) -> Any:
+            mapping = list(zip(variables, values, strict=True))
+            with keras.StatelessScope(state_mapping=mapping, initialize_variables=False):
+                return fn(*tensors)
+
+        found = jax.grad(total_of, argnums=(0, 1))(tensors, [variable.value for variable in variables])
+        return [*found[0], *found[1]]
+    import torch
+
+    sources = [*(tensor.detach().clone().requires_grad_() for tensor in tensors), *(v.value for v in variables)]
+    found = torch.autograd.grad(fn(*sources[: len(tensors)]), sources, allow_unused=True)
+    return [torch.zeros_like(s) if g is None else g for s, g in zip(sources, found, strict=True)]
+
+
+def scan_blocks(
+    body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, count: Any, dtypes: Iterable[str]
+) -> tuple[Any, Any]:
+    """Calls `body(i, carry) -> carry, outputs` for i = 0 .. count - 1, one after the other, in the memory of one call.
+
+    No gradient passes through it: it is for the inside of `with_gradient`. `keras.ops.scan` on TensorFlow wants outputs
+    of the carry's shape.
+
+    Arguments:
+        body: of a number or scalar array and a tuple of arrays; gives two tuples of arrays.
+        carry: a tuple of arrays of fixed shapes.
+        count: a number, at least 1; with TensorFlow also a tensor.
+        dtypes: of the outputs.
+
+    Returns:
+        The last carry, and the tuple of the outputs, each stacked along a new first axis.
+    """
+    if name() == "tensorflow":
+        return _scan_tensorflow(body, tuple(carry), count, tuple(dtypes))
+    if name() == "jax":
+        import jax
+
+        carry, outputs = jax.lax.scan(lambda carry, i: body(i, carry), tuple(carry), jax.numpy.arange(count))
+        return carry, outputs
+    columns = []
+    for i in range(count):
+        carry, outputs = body(i, carry)
+        columns.append(outputs)
+    return carry, tuple(keras.ops.stack(column) for column in zip(*columns, strict=True))
+
+
+def _scan_tensorflow(body: Any, carry: Any, count: Any, dtypes: Any) -> Any:
+    import tensorflow as tf
+
+    shapes: list[Any] = []
+
+    def step(i: Any, arrays: Any, carry: Any) -> Any:
+        after, outputs = body(i, carry)
+        shapes[:] = [output.shape for output in outputs]
+        written = tuple(array.write(i, output) for array, output in zip(arrays, outputs, strict=True))
+        return i + 1, written, tuple(after)
+
+    arrays = tuple(tf.TensorArray(dtype, size=count, infer_shape=False) for dtype in dtypes)
+    _, arrays, carry = tf.while_loop(
+        lambda i, *_: i < count, step, (0, arrays, carry), parallel_iterations=1, maximum_iterations=count
+    )  # XLA wants the most iterations for a gradient of the gradient
+    stacked = tuple(array.stack() for array in arrays)
+    for array, shape in zip(stacked, shapes, strict=True):
+        array.set_shape([None, *shape])
+    return carry, stacked
+
+
+def sdpa(query: Any, key: Any, value: Any, mask: Any, scale: float, causal: bool) -> Any:
+    """The backend's fused kernel: torch's `scaled_dot_product_attention`, or cuDNN's through JAX.
+
+    Arguments:
+        query: (B, H, T, K).
+        key, value: (B, G, S, K), (B, G, S, V), G a divisor of H.
+        mask: boolean, broadcasts to (B, H, T, S), with something visible in each row; or None.
+        causal: as well; T = S.
+    """
+    if name() == "torch":
+        import torch
+
+        grouped = key.shape[1] != query.shape[1]
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+        )
+    import jax
+
+    query, key, value = (jax.numpy.swapaxes(array, 1, 2) for array in (query, key, value))
+    found = jax.nn.dot_product_attention(
+        query, key, value, mask=mask, scale=scale, is_causal=causal, implementation="cudnn"
+    )
+    return jax.numpy.swapaxes(found, 1, 2)
+
+
+def why_no_sdpa(dtype: str) -> str:
+    """Why there is no fused kernel for such arrays; "" where there is one."""
+    if name() == "torch":
+        return ""
+    if name() == "tensorflow":
+        return "TensorFlow has no fused kernel"
+    import jax
+
+    if jax.default_backend() != "gpu":
+        return "JAX has a fused kernel (cuDNN) on a GPU alone"
+    return "" if dtype in ("float16", "bfloat16") else f"cuDNN's kernel takes float16 and bfloat16, and this is {dtype}"
+
+
+def random_uniform(shape: Any, seed: Any, number: Any) -> Any:
+    """Float32 numbers in [0, 1) that depend on (seed, number) alone.
+
+    Arguments:
+        seed: two whole numbers, from `keras.random.SeedGenerator.next()`.
+        number: one more, as a number or scalar array.
+    """
+    if name() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.random.stateless_uniform(shape, tf.random.fold_in(seed, tf.cast(number, "int64")))
+    if name() == "jax":
+        import jax
+
+        return jax.random.uniform(jax.random.fold_in(jax.numpy.asarray(seed, "uint32"), number), shape)
+    import torch
+
+    mixed = int(seed[0]) * 1_000_003 + int(seed[1]) * 8_191 + int(number)
+    generator = torch.Generator(device=seed.device).manual_seed(mixed % 2**63)
+    return torch.rand(tuple(int(size) for size in shape), generator=generator, device=seed.device)
+
+
 def is_traced(*nests: Any) -> bool:
     """Whether there are placeholders of a program that is being traced among the arrays, rather than numbers."""
     if name() == "tensorflow":

@@ -154,3 +154,15 @@ def test_batches_of_any_shape_reach_fit_in_order():
     sums = [number * width for number, width in enumerate(widths)]
     np.testing.assert_allclose(losses, np.cumsum(sums) / np.arange(1, 6), rtol=1e-5)
     assert seen[:5] == [0, 1, 2, 3, 4]
+
+
+def test_gradients_of_inputs_and_variables():
+    layer, x = dense(), np.random.default_rng(0).normal(size=(2, 4)).astype("float32")
+    other = keras.Variable(np.ones(3, "float32"))
+    by_x, by_kernel, by_bias, by_other = backend.gradients(
+        lambda x: ops.sum(layer(x) * 2.0), [x], [layer.kernel, layer.bias, other]
+    )
+    kernel = numbers(layer.kernel.value)
+    np.testing.assert_allclose(numbers(by_x), np.tile(2.0 * kernel.sum(axis=1), (2, 1)), rtol=1e-5)
+    np.testing.assert_allclose(numbers(by_kernel), np.tile(2.0 * x.sum(axis=0)[:, None], (1, 3)), rtol=1e-5)
+    assert numbers(by_bias).tolist() == [4.0] * 3 and numbers(by_other).tolist() == [0.0] * 3

@@ -366,7 +366,7 @@ def test_a_mask_that_fits_by_accident_is_refused():
         {"num_heads": 0, "key_dim": 4},
         {"num_heads": 2, "key_dim": -1},
         {"num_heads": 2, "key_dim": 4, "dropout": 1.0},
-        {"num_heads": 2, "key_dim": 4, "output_shape": (2, 3)},
+        {"num_heads": 2, "key_dim": 4, "output_shape": (2, 0)},
     ],
 )
 def test_impossible_sizes_are_refused(arguments):

@@ -39,6 +39,8 @@ ALLOWED = {
     "bundle_load": ["bundle_model"],
     "bundle_save": ["bundle_load"],
     "bundle": ["bundle_save"],
+    "testing_laws": ["backend"],
+    "testing": ["testing_laws"],
     "training": ["model", "decoding", "metrics", "bundle"],
     "pictures": ["preprocess"],
     "inference": ["bundle", "pictures"],

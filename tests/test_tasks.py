@@ -20,6 +20,7 @@ QUICK = ["size=tiny", "schedule.warmup_steps=0", "final.num_beams=[1]"]
 def lines_of(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
+
 R_DROP = "mmattn.training.losses.RDropCrossEntropy"
 
 

@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from mmattn.layers import LearnedPositions, SinusoidalPositions, TokenEmbedding, TransformerDecoderBlock
-from mmattn.layers.checks import check_heads, check_positions, check_positive, check_shares
+from mmattn.layers.checks import IN_ATTENTION, check_heads, check_positions, check_positive, check_shares
 from mmattn.layers.seeds import part_seed
 
 
@@ -27,7 +27,8 @@ class TransformerDecoder(keras.layers.Layer):
             the memory rather than on what it said before (Bowman et al. 2016, section 3.3).
         attention_dropout: share of the attention weights dropped in training.
         activation_dropout: share dropped in training inside the position-wise networks.
-        positions: "sinusoidal", "rotary" (in the self-attention), or "learned" with `max_length`.
+        positions: "sinusoidal", "learned" with `max_length`, or what `SelfAttention` has: "rotary", "alibi", "t5",
+            "shaw", "transformer_xl".
         max_length: the longest sequence with learned positions.
         norm: "pre" or "post", see `mmattn.layers.TransformerEncoderBlock`.
         activation: of the position-wise networks.
@@ -133,7 +134,7 @@ class TransformerDecoder(keras.layers.Layer):
                 attention_dropout=attention_dropout,
                 activation_dropout=activation_dropout,
                 norm=norm,
-                positions="rotary" if positions == "rotary" else None,
+                positions=positions if positions in IN_ATTENTION else None,
                 seed=part_seed(seed, "decoder", f"block_{i}"),
                 dtype=dtype,
                 name=f"block_{i}",

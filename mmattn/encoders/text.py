@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from mmattn.layers import LearnedPositions, SinusoidalPositions, TokenEmbedding, TransformerEncoderBlock
-from mmattn.layers.checks import check_heads, check_positions, check_positive, check_shares
+from mmattn.layers.checks import IN_ATTENTION, check_heads, check_positions, check_positive, check_shares
 from mmattn.layers.seeds import part_seed
 
 PAD = 0
@@ -28,7 +28,8 @@ class TextEncoder(keras.layers.Layer):
         token_dropout: share of the tokens whose embedding is hidden in training.
         attention_dropout: share of the attention weights dropped in training.
         activation_dropout: share dropped in training inside the position-wise networks.
-        positions: "sinusoidal", "rotary" (in the self-attention), or "learned" with `max_length`.
+        positions: "sinusoidal", "learned" with `max_length`, or what `SelfAttention` has: "rotary", "alibi", "t5",
+            "shaw", "transformer_xl".
         max_length: the longest source with learned positions.
         norm: "pre" or "post", see `mmattn.layers.TransformerEncoderBlock`.
         activation: of the position-wise networks.
@@ -116,7 +117,7 @@ class TextEncoder(keras.layers.Layer):
                 attention_dropout=attention_dropout,
                 activation_dropout=activation_dropout,
                 norm=norm,
-                positions="rotary" if positions == "rotary" else None,
+                positions=positions if positions in IN_ATTENTION else None,
                 seed=part_seed(seed, "encoder", f"block_{i}"),
                 dtype=dtype,
                 name=f"block_{i}",

@@ -1,30 +1,50 @@
 """Attention and the Transformer's parts as Keras layers, on any Keras backend."""
 
-from mmattn.layers.attention import MultiHeadAttention, attend
+from mmattn.layers.attention import MultiHeadAttention
 from mmattn.layers.blocks import FeedForward, TransformerDecoderBlock, TransformerEncoderBlock
 from mmattn.layers.cross_attention import CrossAttention
 from mmattn.layers.embeddings import PatchEmbedding, TokenEmbedding
-from mmattn.layers.masks import causal_mask, combine_masks, length_mask, padding_mask
+from mmattn.layers.grouped_query_attention import GroupedQueryAttention
+from mmattn.layers.masks import (
+    causal_mask,
+    combine_masks,
+    length_mask,
+    padding_mask,
+    prefix_mask,
+    segment_mask,
+    window_mask,
+)
+from mmattn.layers.paths import Path, explain_path
 from mmattn.layers.positions import GridSinusoids, LearnedPositions, SinusoidalPositions
+from mmattn.layers.relative import BucketedBias, ClippedDistances, ProjectedDistances, alibi_slopes
 from mmattn.layers.rotary import rotate
 from mmattn.layers.self_attention import SelfAttention
 
 __all__ = [
+    "BucketedBias",
+    "ClippedDistances",
     "CrossAttention",
     "FeedForward",
     "GridSinusoids",
+    "GroupedQueryAttention",
     "LearnedPositions",
     "MultiHeadAttention",
     "PatchEmbedding",
+    "Path",
+    "ProjectedDistances",
     "SelfAttention",
     "SinusoidalPositions",
     "TokenEmbedding",
     "TransformerDecoderBlock",
     "TransformerEncoderBlock",
-    "attend",
+    "alibi_slopes",
     "causal_mask",
     "combine_masks",
+    "explain_path",
     "length_mask",
     "padding_mask",
+    "prefix_mask",
     "rotate",
+    "segment_mask",
+    "window_mask",
 ]

@@ -16,9 +16,8 @@ from keras import ops
 
 from mmattn.layers.checks import check_heads, check_positive, check_shares
 from mmattn.layers.cross_attention import CrossAttention
-from mmattn.layers.rotary import check_rotary
 from mmattn.layers.seeds import part_seed
-from mmattn.layers.self_attention import SelfAttention
+from mmattn.layers.self_attention import SelfAttention, check_places
 
 NORMS = ("pre", "post")
 
@@ -113,7 +112,7 @@ class _Block(keras.layers.Layer):
             raise ValueError(f"norm is one of {NORMS}. Received {norm!r}.")
         check_positive(num_heads=num_heads, intermediate_dim=intermediate_dim, key_dim=key_dim)
         check_shares(dropout=dropout, attention_dropout=attention_dropout, activation_dropout=activation_dropout)
-        check_rotary(positions, key_dim)
+        check_places(positions, key_dim)
         self.supports_masking = True
         self.num_heads = num_heads
         self.intermediate_dim = intermediate_dim
@@ -216,7 +215,7 @@ class TransformerEncoderBlock(_Block):
         norm: "pre" (`x + part(norm(x))`; the stack needs a norm at its end) or "post" (`norm(x + part(x))`).
         norm_epsilon: of the layer normalisation.
         seed: of the dropouts; each makes its own from it.
-        positions: of the self-attention: None or "rotary", see `SelfAttention`.
+        positions: of the self-attention, see `SelfAttention`.
 
     Call arguments:
         inputs: `(B, T, D)`.
@@ -255,7 +254,8 @@ class TransformerEncoderBlock(_Block):
         def look(x: Any) -> Any:
             return self.self_attention(
                 x, padding_mask=padding_mask, attention_mask=attention_mask,
-                inputs_mask=inputs_mask if mask is None else mask, return_attention_scores=True, training=training,
+                inputs_mask=inputs_mask if mask is None else mask,
+                return_attention_scores=return_attention_scores, training=training,
             )  # fmt: skip
 
         x, scores = self._residual(inputs, "self_attention", look, training)
@@ -346,7 +346,7 @@ class TransformerDecoderBlock(_Block):
 
         def look_across(x: Any) -> Any:
             return self.cross_attention(
-                x, memory, memory_mask=memory_mask, return_attention_scores=True, training=training
+                x, memory, memory_mask=memory_mask, return_attention_scores=return_attention_scores, training=training
             )
 
         x, _ = self._residual(inputs, "self_attention", look_back, training)

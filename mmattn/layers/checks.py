@@ -10,11 +10,11 @@ def check_positive(**sizes: Any) -> None:
 
     >>> check_positive(hidden_dim=8, num_layers=0)
     Traceback (most recent call last):
-    ValueError: num_layers is a positive whole number. Received num_layers=0.
+    ValueError: The argument `num_layers` is a positive whole number. Received num_layers=0.
     """
     for name, size in sizes.items():
         if size is not None and (not isinstance(size, int) or size < 1):
-            raise ValueError(f"{name} is a positive whole number. Received {name}={size!r}.")
+            raise ValueError(f"The argument `{name}` is a positive whole number. Received {name}={size!r}.")
 
 
 def check_shares(**shares: Any) -> None:
@@ -42,6 +42,24 @@ def check_heads(num_heads: int, width: int, name: str = "hidden_dim", hint: str 
         raise ValueError(f"num_heads={num_heads} does not divide {name}={width}. Heads that fit: {fits}.{hint}")
 
 
+def check_grouped(num_heads: int, num_key_value_heads: int | None) -> None:
+    """Refuses heads of keys and values that the query heads can't share out.
+
+    >>> check_grouped(8, 3)
+    Traceback (most recent call last):
+    ValueError: num_key_value_heads=3 does not divide num_heads=8. Heads that fit: 1, 2, 4, 8.
+    """
+    if num_key_value_heads is not None and num_heads % num_key_value_heads:
+        fits = ", ".join(str(n) for n in range(1, num_heads + 1) if num_heads % n == 0)
+        raise ValueError(
+            f"num_key_value_heads={num_key_value_heads} does not divide num_heads={num_heads}. Heads that fit: {fits}."
+        )
+
+
+IN_ATTENTION = ("rotary", "alibi", "t5", "shaw", "transformer_xl")  # positions that the self-attentions see to
+POSITIONS = ("sinusoidal", "learned", *IN_ATTENTION)
+
+
 def check_positions(positions: str, max_length: int | None) -> None:
     """Refuses an unknown kind of positions, and learned ones without a longest sequence.
 
@@ -49,7 +67,7 @@ def check_positions(positions: str, max_length: int | None) -> None:
     Traceback (most recent call last):
     ValueError: positions="learned" needs max_length, the longest sequence. Received None.
     """
-    if positions not in ("sinusoidal", "rotary", "learned"):
-        raise ValueError(f'positions is "sinusoidal", "rotary" or "learned". Received {positions!r}.')
+    if positions not in POSITIONS:
+        raise ValueError(f"positions is one of {', '.join(POSITIONS)}. Received {positions!r}.")
     if positions == "learned" and max_length is None:
         raise ValueError('positions="learned" needs max_length, the longest sequence. Received None.')

@@ -7,7 +7,9 @@ from typing import Any
 import keras
 
 from mmattn.layers.attention import MultiHeadAttention
+from mmattn.layers.dot_product import explicit, guarded
 from mmattn.layers.masks import check_padding
+from mmattn.layers.sight import Sight
 
 
 @keras.saving.register_keras_serializable(package="mmattn")
@@ -52,19 +54,21 @@ class CrossAttention(MultiHeadAttention):
         )  # fmt: skip
 
     def start(self, memory: Any, memory_mask: Any = None) -> dict[str, Any]:
-        """The keys and values `(B, H, S, K)` of the memory and its mask, which every step shares."""
+        """The keys and values `(B, G, S, K)` of the memory and its mask, which every step shares."""
         if memory_mask is not None:
             memory_mask = check_padding(memory_mask, memory.shape[1], "memory_mask")
         keys, values = self.project_memory(memory, memory)
+        if memory_mask is not None:
+            keys, values = guarded(keys, values)
         return {"keys": keys, "values": values, "mask": memory_mask}
 
     def step(self, inputs: Any, context: dict[str, Any]) -> Any:
         """Attends from one position's input `(B, D)` to the whole memory; returns `(B, D)`."""
-        mask = context["mask"]
-        mask = None if mask is None else mask[:, None, None, :]
-        query = self._project_query(inputs[:, None, :])
-        output, _ = self._attend_and_project(query, context["keys"], context["values"], mask, training=False)
-        return output[:, 0]
+        row = inputs[:, None, :]
+        sight = Sight(1, context["keys"].shape[2], keys=context["mask"])
+        query = self._project_query(row)
+        found = explicit(query, context["keys"], context["values"], sight, self.scoring, guard=False)
+        return self._project_output(found, row)[:, 0]
 
     def compute_output_spec(  # type: ignore[override]
         self,

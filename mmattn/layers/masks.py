@@ -11,6 +11,8 @@ from typing import Any
 import keras
 from keras import ops
 
+from mmattn.layers.checks import check_positive
+
 # Shapes: B batch, H heads, T target (query) length, S memory (key) length.
 
 
@@ -67,6 +69,73 @@ def causal_mask(query_length: Any, key_length: Any = None) -> Any:
     return ops.less_equal(columns, rows)[None, :, :]
 
 
+def window_mask(query_length: Any, key_length: Any = None, window: int = 1) -> Any:
+    """Lets a query see the keys that are less than `window` places away, to either side, aligned to the bottom right.
+
+    Together with `causal_mask` (see `combine_masks`) it is the window of Mistral's models.
+
+    Args:
+        query_length: T.
+        key_length: S; equal to T when not given.
+        window: 1 = a query sees its own place alone.
+
+    Returns:
+        `(1, T, S)` boolean.
+
+    Example:
+        >>> import numpy as np
+        >>> np.asarray(window_mask(3, window=2))[0].tolist()
+        [[True, True, False], [True, True, True], [False, True, True]]
+    """
+    check_positive(window=window)
+    key_length = query_length if key_length is None else key_length
+    rows = ops.arange(query_length, dtype="int32")[:, None] + (key_length - query_length)
+    columns = ops.arange(key_length, dtype="int32")[None, :]
+    return ops.less(ops.abs(rows - columns), window)[None, :, :]
+
+
+def prefix_mask(prefix_lengths: Any, length: int) -> Any:
+    """Causal, but for a prefix that all see whole: for a decoder that reads its prompt like an encoder.
+
+    Args:
+        prefix_lengths: `(B,)` positions of each row's prefix.
+        length: T.
+
+    Returns:
+        `(B, T, T)` boolean.
+
+    Example:
+        >>> import numpy as np
+        >>> np.asarray(prefix_mask(np.array([2]), 3))[0].tolist()
+        [[True, True, False], [True, True, False], [True, True, True]]
+
+    Source:
+        Raffel et al. 2020, figure 4.
+    """
+    return ops.logical_or(causal_mask(length), length_mask(prefix_lengths, length)[:, None, :])
+
+
+def segment_mask(segment_ids: Any, key_segment_ids: Any = None) -> Any:
+    """Keeps sequences apart that are packed into one row: a query sees the keys of its own sequence.
+
+    Args:
+        segment_ids: `(B, T)` whole numbers, the sequence of each position; 0 is padding, which sees and shows nothing.
+        key_segment_ids: `(B, S)` for the keys; those of the queries when not given.
+
+    Returns:
+        `(B, T, S)` boolean.
+
+    Example:
+        >>> import numpy as np
+        >>> np.asarray(segment_mask(np.array([[1, 1, 2, 0]])))[0].astype(int).tolist()
+        [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
+    """
+    segment_ids = ops.convert_to_tensor(segment_ids)
+    key_segment_ids = segment_ids if key_segment_ids is None else ops.convert_to_tensor(key_segment_ids)
+    same = ops.equal(segment_ids[:, :, None], key_segment_ids[:, None, :])
+    return ops.logical_and(same, ops.not_equal(segment_ids, 0)[:, :, None])
+
+
 def check_mask(mask: Any, batch: int | None, heads: int | None, targets: int | None, sources: int | None) -> Any:
     """Brings an attention mask to `(B | 1, H | 1, T | 1, S)`, or refuses it in words.
 
@@ -78,14 +147,9 @@ def check_mask(mask: Any, batch: int | None, heads: int | None, targets: int | N
         ValueError: for a mask that is not boolean, or whose shape does not fit, or fits only by accident
             (a two-dimensional mask when the batch is as large as T: it could be a padding mask).
     """
-    mask = ops.convert_to_tensor(mask)
-    received = tuple(mask.shape)
     numbers = f"B={batch}, H={heads}, T={targets}, S={sources}"
-    if keras.backend.standardize_dtype(mask.dtype) != "bool":
-        raise ValueError(
-            f"An attention mask is boolean, True = may look. Received dtype {mask.dtype} of shape {received} "
-            f"({numbers}). Compare first: `mask != 0`, or `additive_mask > -1` for an additive one."
-        )
+    mask = check_boolean(mask, f" ({numbers})")
+    received = tuple(mask.shape)
     if len(received) == 2:
         if batch is not None and batch == targets and batch != 1:
             raise ValueError(
@@ -110,27 +174,43 @@ def check_mask(mask: Any, batch: int | None, heads: int | None, targets: int | N
     return mask
 
 
-def check_padding(mask: Any, length: int | None, name: str) -> Any:
-    """Brings a padding mask to boolean `(B | 1, length)`, or refuses it in words.
+def check_boolean(mask: Any, about: str = "", what: str = "An attention mask is boolean, True = may look") -> Any:
+    """Brings a mask of truth values or whole numbers (0 hides) to boolean.
+
+    Raises:
+        ValueError: for real numbers: an additive mask read as truth values would show just what it hides.
+    """
+    mask = ops.convert_to_tensor(mask)
+    dtype = keras.backend.standardize_dtype(mask.dtype)
+    if keras.backend.is_float_dtype(dtype):
+        raise ValueError(
+            f"{what}. Received dtype {dtype} of shape {tuple(mask.shape)}{about}. "
+            "Compare first: `mask != 0`, or `additive_mask > -1` for an additive one."
+        )
+    return mask if dtype == "bool" else ops.cast(mask, "bool")
+
+
+def check_padding(mask: Any, positions: Any, name: str) -> Any:
+    """Brings a padding mask to boolean `(B | 1, ..)`, or refuses it in words.
 
     Args:
         mask: boolean, or whole numbers of which 0 means padding.
-        length: how many positions it speaks of, where known statically.
+        positions: how many it speaks of, where known, or the shape of all axes, the batch included.
         name: what the message calls it.
 
     Raises:
-        ValueError: for real numbers (an additive mask read as boolean would show just what it hides), or another shape.
+        ValueError: for real numbers, or another shape.
     """
-    mask = ops.convert_to_tensor(mask)
+    mask = check_boolean(mask, what=f"{name} is boolean, True = real")
     received = tuple(mask.shape)
-    if keras.backend.is_float_dtype(keras.backend.standardize_dtype(mask.dtype)):
-        raise ValueError(
-            f"{name} is boolean, True = real. Received dtype {mask.dtype} of shape {received}. "
-            "Compare first: `mask != 0`, or `additive_mask > -1` for an additive one."
-        )
-    if len(received) != 2 or (None not in (received[1], length) and received[1] != length):
-        raise ValueError(f"{name} has the shape (B, {'length' if length is None else length}). Received {received}.")
-    return ops.cast(mask, "bool")
+    wanted = tuple(positions) if isinstance(positions, (list, tuple)) else (None, positions)
+    fits = len(received) == len(wanted) and all(
+        None in pair or pair[0] == pair[1] for pair in zip(received[1:], wanted[1:], strict=True)
+    )
+    if not fits or (None not in (received[0], wanted[0]) and received[0] not in (1, wanted[0])):
+        sizes = ", ".join("length" if size is None else str(size) for size in wanted[1:])
+        raise ValueError(f"{name} has the shape (B, {sizes}). Received {received}.")
+    return mask
 
 
 def combine_masks(*masks: Any) -> Any:

@@ -42,7 +42,7 @@ def rotate(heads: Any, places: Any, base: float = 10000.0) -> Any:
         Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, section 3.2.
     """
     width = heads.shape[-1]
-    check_rotary("rotary", width)
+    check_rotary(width)
     dtype = keras.backend.standardize_dtype(heads.dtype)
     wide = "float64" if dtype == "float64" else "float32"
     pairs = ops.cast(ops.arange(width // 2, dtype="int32"), wide)
@@ -55,16 +55,14 @@ def rotate(heads: Any, places: Any, base: float = 10000.0) -> Any:
     return ops.cast(turned, dtype)
 
 
-def check_rotary(positions: str | None, key_dim: int | None = None) -> None:
-    """Refuses an unknown kind of positions inside attention, and a head whose channels do not pair up.
+def check_rotary(key_dim: int) -> None:
+    """Refuses a head whose channels do not pair up.
 
-    >>> check_rotary("rotary", 5)
+    >>> check_rotary(5)
     Traceback (most recent call last):
     ValueError: Rotary positions turn pairs of channels, so key_dim, the width of a head, is even. Received 5.
     """
-    if positions not in (None, "rotary"):
-        raise ValueError(f'Positions inside attention are "rotary" or None. Received {positions!r}.')
-    if positions == "rotary" and key_dim is not None and key_dim % 2:
+    if key_dim % 2:
         raise ValueError(
             f"Rotary positions turn pairs of channels, so key_dim, the width of a head, is even. Received {key_dim}."
         )

@@ -1,0 +1,113 @@
+"""Which of the three ways a call of attention takes, and why not a better one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from mmattn import backend
+
+LONG = 2**20  # scores of a query-key plane, T S, from which on they are not all made at once
+LARGE = 2**26  # the same for B H T S, where it is known
+
+
+@dataclass(frozen=True)
+class Path:
+    """A way, "fused", "chunked" or "explicit", and why those that need less memory or time were not taken."""
+
+    name: str
+    reasons: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name + "".join(f"; {reason}" for reason in self.reasons)
+
+
+def choose_path(
+    batch: Any,
+    heads: int,
+    targets: Any,
+    sources: Any,
+    dtype: str,
+    flash: bool | None = None,
+    scores: bool = False,
+    dropped: bool = False,
+    biased: bool = False,
+    capped: bool = False,
+    sloped: bool = False,
+) -> Path:
+    """The way for a call.
+
+    Args:
+        batch, targets, sources: B, T, S; not numbers where they are not known before the program runs.
+        flash: True: never all weights at once; False: always; None: as it pays.
+        scores: the weights are asked for.
+        dropped: weights are dropped.
+        biased: numbers are added to the scores that only a whole (T, S) array can hold.
+        capped, sloped: the scores have a soft cap, or ALiBi's slopes.
+
+    >>> str(choose_path(1, 8, 10, 10, "float32", flash=False))
+    'explicit; flash_attention=False asks for all weights at once'
+    """
+    if flash is False:
+        return Path("explicit", ("flash_attention=False asks for all weights at once",))
+    why = backend.why_no_sdpa(dtype)
+    for reason, holds in (
+        ("the weights are asked for", scores),
+        ("it can't hold relative positions' biases", biased),
+        ("weights are dropped by a seed", dropped),
+        ("it has no soft cap", capped),
+        ("it has no slopes by distance", sloped),
+    ):
+        why = why or (reason if holds else "")
+    if not why:
+        return Path("fused")
+    reasons = (f"not fused: {why}",)
+    if scores or biased:
+        why = "the weights are asked for" if scores else "relative positions' biases fill a whole (T, S) array"
+        return Path("explicit", (*reasons, f"not chunked: {why}"))
+    if flash:
+        return Path("chunked", reasons)
+    if not all(isinstance(size, int) for size in (targets, sources)):
+        why = "the lengths are not known before the program runs; flash_attention=True chunks any length"
+        return Path("explicit", (*reasons, f"not chunked: {why}"))
+    plane = targets * sources
+    if plane >= LONG or (isinstance(batch, int) and batch * heads * plane >= LARGE):
+        return Path("chunked", reasons)
+    return Path("explicit", (*reasons, f"not chunked: {targets} x {sources} scores are few"))
+
+
+def explain_path(
+    layer: Any, query: Any, value: Any, training: bool = False, return_attention_scores: bool = False
+) -> Path:
+    """Which way a layer's call would take, without running it.
+
+    Args:
+        layer: a built `mmattn.layers.MultiHeadAttention` or one of its kind.
+        query, value: arrays, or shapes such as `(None, 128, 512)`, None for what is not known.
+        training, return_attention_scores: as the call would have them.
+
+    Returns:
+        A Path: its `name` and `reasons`; printed, one line.
+
+    >>> from mmattn.layers import MultiHeadAttention
+    >>> layer = MultiHeadAttention(num_heads=8, key_dim=64)
+    >>> layer.build((None, None, 512), (None, None, 512))
+    >>> explain_path(layer, (1, 4096, 512), (1, 4096, 512), return_attention_scores=True).name
+    'explicit'
+    """
+    shapes = [tuple(getattr(array, "shape", array)) for array in (query, value)]
+    lengths = [_size([shape[axis] for axis in layer.axes.attended]) for shape in shapes]
+    batch = _size([shapes[0][axis] for axis in layer.axes.kept])
+    return layer.path_of(batch, *lengths, training=training, scores=return_attention_scores)
+
+
+def _size(sizes: list[Any]) -> int | None:
+    return math.prod(sizes) if all(isinstance(size, int) for size in sizes) else None
+
+
+def flash_setting(flash_attention: bool | None) -> bool | None:
+    """The layer's own setting, or else Keras' for all layers."""
+    return keras.config.is_flash_attention_enabled() if flash_attention is None else flash_attention

@@ -237,8 +237,9 @@ def test_a_stopped_run_keeps_whole_windows_and_the_same_command_goes_on(folder: 
     Path("in").write_text("\n".join([*lines[:10], "wait", *lines[10:]]))
     arguments = ["translate", "--input", "in", "--output", "out", "--batch-size", "1"]
     process = subprocess.Popen(
-        [sys.executable, "-c", FAKED, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-c", FAKED, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )  # fmt: skip
     assert process.stdout is not None and process.stdout.readline() == "waiting\n"
     process.send_signal(getattr(signal, sent))
     _, err = process.communicate(timeout=30)

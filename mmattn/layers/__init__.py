@@ -3,6 +3,7 @@
 from mmattn.layers.attention import MultiHeadAttention
 from mmattn.layers.blocks import FeedForward, TransformerDecoderBlock, TransformerEncoderBlock
 from mmattn.layers.cross_attention import CrossAttention
+from mmattn.layers.dot_product import attend
 from mmattn.layers.embeddings import PatchEmbedding, TokenEmbedding
 from mmattn.layers.grouped_query_attention import GroupedQueryAttention
 from mmattn.layers.masks import (
@@ -38,6 +39,7 @@ __all__ = [
     "TransformerDecoderBlock",
     "TransformerEncoderBlock",
     "alibi_slopes",
+    "attend",
     "causal_mask",
     "combine_masks",
     "explain_path",

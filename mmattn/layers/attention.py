@@ -46,8 +46,8 @@ class MultiHeadAttention(keras.layers.Layer):
         output_shape: width of the output, or several axes; the width of the query when not given.
         attention_axes: the axes of the inputs that attention runs over, all between batch and width when not given.
         sliding_window: a query sees the keys that are less than so many places away.
-        flash_attention: True: never all weights at once; False: always; None: as it pays, or as
-            `keras.config.enable_flash_attention` says. Memory, speed and rounding change, the result doesn't.
+        flash_attention: True: never all weights at once; False: always; None: as it pays, or always after
+            `keras.config.disable_flash_attention`. Memory, speed and rounding change, the result doesn't.
         kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer, activity_regularizer,
             kernel_constraint, bias_constraint: of the projections.
         use_gate: multiplies each head's output by sigmoid of a projection of the query (Qiu et al. 2025).

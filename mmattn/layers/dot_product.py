@@ -15,6 +15,7 @@ zeros and passes no gradient. Softmax and what leads to it are in float32 at lea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -80,6 +81,31 @@ class Attended(NamedTuple):
     heads: Any
     weights: Any = None
     sees: Any = None
+
+
+def attend(query: Any, key: Any, value: Any, mask: Any = None, dropout: Any = None) -> tuple[Any, Any]:
+    """Scaled dot-product attention, the equation above, on heads that are already split.
+
+    Args:
+        query: `(B, H, T, K)`; the scale is 1 / sqrt(K).
+        key: `(B, G, S, K)`.
+        value: `(B, G, S, V)`.
+        mask: boolean, broadcasts to `(B, H, T, S)`, True = may look; None = everything may be seen.
+        dropout: a function applied to the weights before they meet the values.
+
+    Returns:
+        `(B, H, T, V)` and the weights `(B, H, T, S)` before dropout.
+
+    Example:
+        >>> import numpy as np
+        >>> heads, weights = attend(np.ones((1, 2, 3, 4)), np.ones((1, 2, 5, 4)), np.ones((1, 2, 5, 6)))
+        >>> tuple(heads.shape), tuple(weights.shape)
+        ((1, 2, 3, 6), (1, 2, 3, 5))
+    """
+    query, key, value = (ops.convert_to_tensor(array) for array in (query, key, value))
+    sight = Sight(ops.shape(query)[2], ops.shape(key)[2], None if mask is None else ops.convert_to_tensor(mask))
+    found = explicit(query, key, value, sight, Scoring(1.0 / math.sqrt(query.shape[-1])), dropout=dropout)
+    return found.heads, found.weights
 
 
 def explicit(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -64,10 +65,17 @@ def compile(fn: Callable[..., Any], jit: bool = True, variables_of: Any = None) 
             count[0] += 1
             return fn(*args)
 
+        logging.getLogger("tensorflow").addFilter(_no_retracing_warning)
         return Compiled(tf.function(counted, jit_compile=jit, autograph=False, reduce_retracing=False), count)
     if name() == "jax":
         return Compiled(_jit_with_variables(fn, variables_of, count), count)
     return Compiled(fn, count)
+
+
+def _no_retracing_warning(record: logging.LogRecord) -> bool:
+    """A filter: `compile` is traced for each shape on purpose, and TensorFlow takes all its functions for one."""
+    text = record.getMessage()
+    return "retracing" not in text or "compile.<locals>.counted" not in text
 
 
 def _jit_with_variables(fn: Callable[..., Any], variables_of: Any, count: list[int]) -> Callable[..., Any]:

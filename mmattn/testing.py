@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from mmattn.testing_laws import LAWS, CannotAsk, Law, Subject, words_of
+from mmattn.testing_laws import LAWS, TOLERANCES, CannotAsk, Law, Subject, words_of
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,13 @@ def check_attention(
     seed: int = 0,
     say: Callable[[str], Any] | None = print,
     laws: Iterable[str] | None = None,
+    dtype: str = "float32",
 ) -> Report:
     """Asks an attention layer whether it keeps the laws of attention.
 
     The layer is called as Keras' own are: `layer(query, value, attention_mask=..., use_causal_mask=...,
     return_attention_scores=..., training=...)`. What its `call` does not take is not asked; one whose second argument
-    may be left out attends to its own input. Copies of the layer are asked, made from its config, in float32, without
+    may be left out attends to its own input. Copies of the layer are asked, made from its config, in `dtype`, without
     dropout and sliding window, with weights drawn anew; where no copy can be made, the layer itself. What a config
     may forget is asked of the layer itself, which is built for that; nothing else about it changes.
 
@@ -93,12 +94,14 @@ def check_attention(
         seed: of inputs and weights.
         say: gets the report as text; None: nobody does.
         laws: the names of those to ask; None: all.
+        dtype: "float32"; or "bfloat16" or "float16", in which equal is what differs by rounding alone: to see that the
+            laws hold on a device that computes so.
 
     Returns:
         The report. A law that fails, by an error of the layer too, is found there and never raised.
 
     Raises:
-        ValueError: for a length below 3, or a law that does not exist.
+        ValueError: for a length below 3, or a dtype or law that does not exist.
 
     Example:
         >>> from mmattn.layers import MultiHeadAttention
@@ -118,11 +121,13 @@ def check_attention(
     names = list(LAWS) if laws is None else list(laws)
     if unknown := [name for name in names if name not in LAWS]:
         raise ValueError(f"There is no law {', '.join(map(repr, unknown))}. There are: {', '.join(LAWS)}.")
+    if dtype not in TOLERANCES:
+        raise ValueError(f"dtype is one of {', '.join(TOLERANCES)}. Received dtype={dtype!r}.")
     if length < 3:
         raise ValueError(f"length is at least 3, so that something comes before and after. Received length={length}.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a mask gets lost, say: a law asks for that
-        subject = Subject(layer, width, length, seed)
+        subject = Subject(layer, width, length, seed, dtype)
         report = Report(subject.name, [(name, _find(LAWS[name], subject)) for name in names])
     if say is not None:
         say(str(report))

@@ -22,8 +22,9 @@ from keras import ops
 
 from mmattn import backend
 
-TOLERANCE = 1e-4  # of two ways of one computation; a broken law shows in differences of 1e-2 and more
-PLAIN = {"dtype": "float32", "dropout": 0.0, "sliding_window": None}  # settings of the copies that are asked
+# Of two ways of one computation; outputs are about 1, and a broken law shows in differences of 1e-1 and more.
+TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05, "float16": 0.01}
+PLAIN = {"dropout": 0.0, "sliding_window": None}  # settings of the copies that are asked, beside dtype
 BLIND = (1, 2)  # the row and the query that may see nothing
 
 
@@ -34,10 +35,11 @@ class CannotAsk(Exception):
 class Subject:
     """The layer that is asked, and what it is asked with."""
 
-    def __init__(self, layer: Any, width: int, length: int, seed: int) -> None:
+    def __init__(self, layer: Any, width: int, length: int, seed: int, dtype: str) -> None:
         self.given = layer if isinstance(layer, keras.Layer) else layer(width)
         self.name = f"{type(self.given).__module__.split('.')[0]}.{type(self.given).__name__}"
         self.width, self.length, self.seed = width, length, seed
+        self.plain, self.tolerance = {"dtype": dtype, **PLAIN}, TOLERANCES[dtype]
         parameters = list(inspect.signature(self.given.call).parameters.values())
         self.arguments = {parameter.name for parameter in parameters}
         self.takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
@@ -67,7 +69,7 @@ class Subject:
         """A layer of the same config but for `changes`, and with weights that are always the same."""
         try:
             config = self.given.get_config()
-            plain = {name: value for name, value in PLAIN.items() if name in config}
+            plain = {name: value for name, value in self.plain.items() if name in config}
             missing = [name for name in changes if name not in config]
             copy = None if missing else type(self.given).from_config({**config, **plain, **changes})
         except Exception as error:
@@ -81,6 +83,17 @@ class Subject:
             begins = 1.0 if np.all(ops.convert_to_numpy(variable.value) == 1.0) else 0.0  # the scale of a norm
             variable.assign(rng.normal(begins, np.prod(variable.shape) ** -0.25, variable.shape).astype("float32"))
         return copy
+
+    def below(
+        self, number: float, limit: float | None = None, what: str = "largest difference", where: str = ""
+    ) -> tuple[bool, str]:
+        """Whether a difference is small enough, and it in words."""
+        return bool(number <= (self.tolerance if limit is None else limit)), f"{what} {number:.1e}{where}"
+
+    def worst(self, changes: dict[str, float]) -> tuple[bool, str]:
+        """The same for the largest of several."""
+        name = max(changes, key=lambda call: np.nan_to_num(changes[call], nan=np.inf))
+        return self.below(changes[name], where=name)
 
     def takes(self, name: str) -> bool:
         """Whether a call may have an argument of this name."""
@@ -155,17 +168,6 @@ def _largest(numbers: Any) -> float:
     return float(np.max(numbers, initial=0.0))
 
 
-def _below(
-    number: float, limit: float = TOLERANCE, what: str = "largest difference", where: str = ""
-) -> tuple[bool, str]:
-    return bool(number <= limit), f"{what} {number:.1e}{where}"
-
-
-def _worst(changes: dict[str, float]) -> tuple[bool, str]:
-    worst = max(changes, key=lambda call: np.nan_to_num(changes[call], nan=np.inf))
-    return _below(changes[worst], where=worst)
-
-
 def words_of(error: Exception) -> str:
     """What a layer's error says, in a line: without Keras' frame around it."""
     lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()]
@@ -188,13 +190,13 @@ def _padding(it: Subject) -> tuple[bool, str]:
     """padding hidden by attention_mask changes nothing"""
     inputs = it.with_memory(np.where(it.real[..., None], it.memory, 100.0).astype("float32"))
     found = it.output(*inputs, attention_mask=it.mask(it.real))
-    return _below(it.alone(found, lambda number, length: it.output(*it.row(number, length))))
+    return it.below(it.alone(found, lambda number, length: it.output(*it.row(number, length))))
 
 
 @_law
 def _implicit_mask(it: Subject) -> tuple[bool, str]:
     """padding that Embedding(mask_zero=True) tells changes nothing"""
-    return _below(it.alone(it.output(*it.embedded()), lambda n, length: it.output(*it.embedded([n], length))))
+    return it.below(it.alone(it.output(*it.embedded()), lambda n, length: it.output(*it.embedded([n], length))))
 
 
 @_law
@@ -206,7 +208,7 @@ def _mask_stays(it: Subject) -> tuple[bool, str]:
     before = [_numpy(mean(tensor)) for tensor in (query, memory)]
     it.call(query, memory)
     after = [_numpy(mean(tensor)) for tensor in (query, memory)]
-    return _below(_largest(map(_apart, before, after)), what="their means by the mask differ by")
+    return it.below(_largest(map(_apart, before, after)), what="their means by the mask differ by")
 
 
 @_law
@@ -221,7 +223,7 @@ def _stack(it: Subject) -> tuple[bool, str]:
             memory = memory if it.has_memory else query
         return _numpy(query)
 
-    return _below(it.alone(stack(*it.embedded()), lambda n, length: stack(*it.embedded([n], length))))
+    return it.below(it.alone(stack(*it.embedded()), lambda n, length: stack(*it.embedded([n], length))))
 
 
 def _future(it: Subject, x: np.ndarray, layer: Callable[[], Any], trainings: Iterable[bool]) -> tuple[bool, str]:
@@ -234,7 +236,7 @@ def _future(it: Subject, x: np.ndarray, layer: Callable[[], Any], trainings: Ite
         options = {"use_causal_mask": True, "training": training, "return_attention_scores": scores}
         first, second = (it.output(each, each, layer(), **options)[..., :half, :] for each in (x, other))
         changes[f" (training={training}, return_attention_scores={scores})"] = _apart(first, second)
-    return _worst(changes)
+    return it.worst(changes)
 
 
 @_law
@@ -266,14 +268,14 @@ def _causal_alignment(it: Subject) -> tuple[bool, str]:
     if not it.has_memory:
         raise CannotAsk("it attends to its own input")
     causal, plain = (it.output(it.query, it.memory, use_causal_mask=causal) for causal in (True, False))
-    return _below(_apart(causal[:, -1], plain[:, -1]))
+    return it.below(_apart(causal[:, -1], plain[:, -1]))
 
 
 @_law
 def _blind_query(it: Subject) -> tuple[bool, str]:
     """a query that may see nothing gives zeros"""
     found = it.output(it.query, it.memory, attention_mask=it.free)
-    return _below(_apart(found[BLIND], np.zeros_like(found[BLIND])), 0.0, "largest output")
+    return it.below(_apart(found[BLIND], np.zeros_like(found[BLIND])), 0.0, "largest output")
 
 
 @_law
@@ -283,14 +285,14 @@ def _blind_query_with_scores(it: Subject) -> tuple[bool, str]:
         it.output(it.query, it.memory, attention_mask=it.free, return_attention_scores=scores)[BLIND]
         for scores in (False, True)
     ]
-    return _below(_apart(*found))
+    return it.below(_apart(*found))
 
 
 @_law
 def _blind_query_gradient(it: Subject) -> tuple[bool, str]:
     """a query that may see nothing passes no gradient, to inputs or weights"""
     inputs, weights = it.gradients(lambda output: output[BLIND], it.memory, attention_mask=it.free)
-    return _below(_largest(map(_largest, inputs + weights)), 0.0, "largest gradient")
+    return it.below(_largest(map(_largest, inputs + weights)), 0.0, "largest gradient")
 
 
 @_law
@@ -335,7 +337,7 @@ def _hidden_nan(it: Subject) -> tuple[bool, str]:
         it.output(*it.with_memory(memory), attention_mask=_hiding(it)) for memory in (it.memory, _broken_memory(it))
     ]
     plain, broken = outputs if it.has_memory else [output[it.real] for output in outputs]
-    return _all_finite({"outputs": broken}) if np.isnan(broken).any() else _below(_apart(plain, broken))
+    return _all_finite({"outputs": broken}) if np.isnan(broken).any() else it.below(_apart(plain, broken))
 
 
 @_law
@@ -357,7 +359,7 @@ def _refused_or_right(it: Subject, rows: Any, given: np.ndarray, right: np.ndarr
         found = it.output(query, memory, attention_mask=given)
     except Exception as error:
         return True, f"refused: {words_of(error)}"
-    return _below(_apart(found, meant), where=" from what is meant")
+    return it.below(_apart(found, meant), where=" from what is meant")
 
 
 @_law
@@ -385,7 +387,7 @@ def _same_with_scores(it: Subject) -> tuple[bool, str]:
                 it.output(it.query, it.memory, return_attention_scores=scores, **options) for scores in (False, True)
             )
             changes[f" (with {name or 'no mask'})"] = _apart(plain, scored)
-    return _worst(changes)
+    return it.worst(changes)
 
 
 @_law
@@ -399,7 +401,7 @@ def _scores(it: Subject) -> tuple[bool, str]:
     scores = _numpy(scores)  # (B, H, T, S)
     hidden = _largest(np.where(mask[:, None], 0, scores))
     sums = scores.sum(-1)
-    return hidden == 0 and _apart(sums, np.ones_like(sums)) <= TOLERANCE, (
+    return hidden == 0 and _apart(sums, np.ones_like(sums)) <= it.tolerance, (
         f"largest under the mask {hidden:.1e}, sums from {sums.min():.4f} to {sums.max():.4f}"
     )
 
@@ -423,7 +425,7 @@ def _compiled(it: Subject) -> tuple[bool, str]:
     for name, jit in {" (graph)": False, " (XLA)": True}.items():
         found = backend.compile(run, jit, variables_of=[it.layer, it.table])(*tensors)
         changes[name] = _largest(_apart(_numpy(a), _numpy(b)) for a, b in zip(eager, found, strict=True))
-    return _worst(changes)
+    return it.worst(changes)
 
 
 @_law
@@ -441,7 +443,7 @@ def _float16(it: Subject) -> tuple[bool, str]:
 def _bfloat16(it: Subject) -> tuple[bool, str]:
     """mixed_bfloat16 is near float32"""
     low, exact = (it.output(it.query, it.memory, it.copy(dtype=dtype)) for dtype in ("mixed_bfloat16", "float32"))
-    return _below(_apart(low, exact) / _largest(exact), 0.05, "difference over largest output")
+    return it.below(_apart(low, exact) / _largest(exact), 0.05, "difference over largest output")
 
 
 def _itself(it: Subject) -> Any:
@@ -462,7 +464,7 @@ def _config(it: Subject) -> tuple[bool, str]:
     copy = type(layer).from_config(layer.get_config())
     it.output(it.query, it.memory, copy)  # builds it
     copy.set_weights(layer.get_weights())
-    return _below(_apart(*(it.output(it.query, it.memory, each) for each in (layer, copy))))
+    return it.below(_apart(*(it.output(it.query, it.memory, each) for each in (layer, copy))))
 
 
 def _reloaded(it: Subject, layer: Any, change: Callable[[Any], None]) -> tuple[bool, str]:
@@ -475,7 +477,7 @@ def _reloaded(it: Subject, layer: Any, change: Callable[[Any], None]) -> tuple[b
         path = Path(folder) / "model.keras"
         model.save(path)
         loaded = keras.models.load_model(path, custom_objects={type(layer).__name__: type(layer)})
-    return _below(_apart(_numpy(model(arrays)), _numpy(loaded(arrays))))
+    return it.below(_apart(_numpy(model(arrays)), _numpy(loaded(arrays))))
 
 
 @_law
@@ -493,4 +495,4 @@ def _quantized(it: Subject) -> tuple[bool, str]:
         if not any(getattr(part, "quantization_mode", None) for part in model._flatten_layers()):
             raise CannotAsk("nothing in it can be quantized")
 
-    return _reloaded(it, it.copy(), quantize)
+    return _reloaded(it, it.copy(dtype="float32"), quantize)  # Keras refuses float16

@@ -54,6 +54,18 @@ def test_same_shapes_trace_once_and_other_shapes_again():
     assert compiled.traces() == (0 if TORCH else 2)
 
 
+@pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="the warning is TensorFlow's")
+def test_many_shapes_of_ours_are_no_warning_and_those_of_others_are(caplog):
+    import tensorflow as tf
+
+    ours, others = backend.compile(lambda x: x * 2.0), tf.function(lambda x: x * 2.0)
+    for function, warned in ((ours, False), (others, True)):
+        caplog.clear()
+        for size in range(1, 8):
+            function(np.zeros(size, "float32"))
+        assert ("retracing" in caplog.text) is warned
+
+
 def test_nests_with_none_go_in_and_come_out():
     compiled = backend.compile(lambda x: {"twice": x["a"] * 2.0, "none": x["b"]})
     found = compiled({"a": np.ones((1, 2), "float32"), "b": None})

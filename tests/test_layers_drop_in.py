@@ -83,7 +83,12 @@ def test_each_argument_of_the_constructor_gives_what_keras_gives(name, causal):
     ours, theirs = twins({"num_heads": H, "key_dim": K, **OPTIONS[name]}, query.shape, value.shape, key.shape)
     for scores, training in itertools.product([False, True], repeat=2):
         told = {"return_attention_scores": scores, "training": training, "use_causal_mask": causal}
-        assert_same(ours(query, value, key, **told), theirs(query, value, key, **told))
+        found = ours(query, value, key, **told)
+        if "value_dim" in OPTIONS[name]:  # without scores Keras' layer fails at this on JAX
+            expected = theirs(query, value, key, **{**told, "return_attention_scores": True})
+            assert_same(found, expected if scores else expected[0])
+        else:
+            assert_same(found, theirs(query, value, key, **told))
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])

@@ -58,6 +58,8 @@ def cross_problems(config: dict[str, Any]) -> list[str]:
             problems.append(f"{path}={length} is more than {side}.max_length={positions}, its learned positions.")
     if (config.get("scoring") or {}).get("detokenize"):
         problems.append("scoring.detokenize is for mmattn evaluate: a run compares tokens with tokens.")
+    if config["data"].get("test_references", config["data"].get("kind")) != config["data"].get("kind"):
+        problems.append("data.test_references is for mmattn evaluate: a run compares like with like.")
     for name, (rule, fits) in OPTIMIZER_RULES.items():
         value = config["optimizer"].get(name)
         if isinstance(value, int | float) and not fits(value):

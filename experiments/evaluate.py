@@ -61,6 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BundleError as error:
         print(f"mmattn: {error}", file=sys.stderr)
         return 1
+    except FloatingPointError as error:
+        print(f"mmattn: the bundle gives no numbers: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
 
@@ -91,7 +94,10 @@ def evaluate(config: dict[str, Any]) -> int:
     """Runs the bundle on the data, prints the scores and writes them where that was asked for."""
     bundle = load_bundle(find_bundle(config["bundle"]))
     try:
-        settings = check_generation({**bundle.generation, **config["generation"]}, bundle.kind)
+        changes = dict(config["generation"])
+        if "num_beams" in changes and "method" not in changes and bundle.kind != "language_model":
+            changes["method"] = "beam"
+        settings = check_generation({**bundle.generation, **changes}, bundle.kind)
     except ValueError as error:  # BundleError is one
         raise ConfigProblem([str(error)]) from error
     made = instantiate({"data": {config["split"]: config["data"][config["split"]]}, "scoring": config["scoring"]})

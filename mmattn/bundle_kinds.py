@@ -51,6 +51,7 @@ KINDS = {
             "method": "beam",
             "num_beams": 5,
             "length_penalty": 1.0,
+            "patience": 2.0,
             "max_length": 256,
             "length_factor": 2.0,
             "length_offset": 10,
@@ -74,9 +75,11 @@ KINDS = {
         },
     ),
 }
+_UNTIL_NOW = {"patience": 0.0}  # what was done before there was the setting
 _RANGES = {
     "num_beams": (1, 64),
     "length_penalty": (-10.0, 10.0),
+    "patience": (0.0, 64.0),
     "max_length": (1, 4096),
     "min_length": (0, 4096),
     "no_repeat_ngram": (0, 64),
@@ -94,6 +97,8 @@ _RANGES = {
 def check_generation(settings: Mapping[str, Any], kind: str = "captioner") -> dict[str, Any]:
     """The settings of a bundle of that kind, if each is known, there and in its range.
 
+    A setting that came later may be missing: it gets the value that means what was done before.
+
     Raises:
         ValueError: names the setting and the range.
 
@@ -102,6 +107,7 @@ def check_generation(settings: Mapping[str, Any], kind: str = "captioner") -> di
     ValueError: generation.top_p=1.5 must be a number from 1e-06 to 1.0
     """
     known, methods = KINDS[kind].generation, KINDS[kind].methods
+    settings = {name: value for name, value in _UNTIL_NOW.items() if name in known} | dict(settings)
     if unknown := settings.keys() - known.keys():
         raise ValueError(f"generation: {', '.join(sorted(unknown))} is not known. Known: {', '.join(known)}")
     if missing := known.keys() - settings.keys():
@@ -115,4 +121,4 @@ def check_generation(settings: Mapping[str, Any], kind: str = "captioner") -> di
         if not fits or not low <= value <= high:
             what = "whole number" if whole else "number"
             raise ValueError(f"generation.{name}={value!r} must be a {what} from {low} to {high}")
-    return dict(settings)
+    return settings

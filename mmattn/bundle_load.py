@@ -12,7 +12,7 @@ import numpy as np
 
 from mmattn import weights
 from mmattn.bundle_files import INFO, WEIGHTS, BundleError, read_folder, tokenizer_files
-from mmattn.bundle_kinds import KINDS
+from mmattn.bundle_kinds import KINDS, check_generation
 from mmattn.bundle_model import (
     assign,
     build_model,
@@ -112,7 +112,7 @@ def load_bundle(
     except weights.WeightsError as error:
         raise BundleError(f"{WEIGHTS}: {error}") from error
     with settings_of(f"{INFO}: "):
-        generation = generation_of(model, info["generation"], info["kind"])
+        generation = generation_of(model, check_generation(info["generation"], info["kind"]), info["kind"])
     reader = make_reader(info) if info["kind"] == "captioner" else None
     bundle = Bundle(model, tokenizer, reader, generation, info, Path(folder), *sources)
     if check:

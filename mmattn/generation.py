@@ -56,6 +56,7 @@ class TextGenerator:
         max_length: the most tokens of a text, end token (and prompt) included.
         method: "greedy", "beam" (one beam is greedy search, which gives the same tokens in less time) or "sample".
         num_beams: for beam search.
+        patience: for beam search, see `mmattn.decoding.beam`; 1 ends it after `num_beams` finished texts, 0 is off.
         length_factor, length_offset: at most `length_factor * S + length_offset` tokens, S the widened source.
             None: `max_length` alone counts.
         options: those of `mmattn.decoding.Generator`: min_length, no_repeat_ngram, length_penalty, compiled, batches,
@@ -105,6 +106,7 @@ class TextGenerator:
         max_length: int,
         method: str = "greedy",
         num_beams: int = 1,
+        patience: float = 0.0,
         length_factor: float | None = None,
         length_offset: int = 1,
         **options: Any,
@@ -116,7 +118,7 @@ class TextGenerator:
                 max_length = max(1, min(max_length, math.floor(length_factor * ids.shape[1] + length_offset)))
                 options["min_length"] = min(options.get("min_length", 0), max_length - 1)
         if method == "beam" and num_beams > 1:
-            options |= {"num_beams": num_beams, "num_return": nbest}
+            options |= {"num_beams": num_beams, "num_return": nbest, "patience": patience}
         elif nbest != 1:
             raise ValueError(f"nbest={nbest} texts need as many beams; {method} search with one beam gives 1.")
         else:

@@ -258,3 +258,9 @@ def test_a_text_model_of_another_shape_is_refused(folders: dict[str, Path], tmp_
 
     with pytest.raises(BundleError, match=r"bundle\.json: model|weights\.npz: "):
         Writer.load(forged(folders["writing"], tmp_path, edit))
+
+
+def test_a_bundle_of_before_patience_searches_as_it_did(folders: dict[str, Path], tmp_path: Path) -> None:
+    assert load_bundle(folders["joint"]).generation["patience"] == 2.0
+    old = forged(folders["joint"], tmp_path, lambda info: info["generation"].pop("patience"))
+    assert load_bundle(old).generation == {**KINDS["translator"].generation, "patience": 0.0}

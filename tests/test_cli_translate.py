@@ -61,6 +61,7 @@ class FakeTranslator:
         progress: Any = None,
         num_beams: int = 5,
         length_penalty: float = 1.0,
+        patience: float = 2.0,
         max_length: int = 99,
     ) -> list[Any]:
         if nbest > num_beams:
@@ -271,6 +272,7 @@ def stopped(*arguments: str, lines: int = 4) -> None:
         (["--json"], "json=False, now True"),
         (["--beams", "3"], "num_beams=None, now 3"),
         (["--length-penalty", "0.5"], "length_penalty=None, now 0.5"),
+        (["--patience", "1"], "patience=None, now 1.0"),
     ],
 )
 def test_a_part_made_with_other_settings_is_refused_until_it_is_thrown_away(
@@ -283,6 +285,17 @@ def test_a_part_made_with_other_settings_is_refused_until_it_is_thrown_away(
     assert words in capsys.readouterr().err and Path("out.part").read_bytes() == before
     translate("--input", "in", "--output", "out", *again, "--restart")
     assert FakeTranslator.calls[0][0] == "line 0" and files(folder) == {"in", "out"}
+
+
+@pytest.mark.parametrize("restart", [[], ["--restart"]])
+def test_a_bundle_that_does_not_load_leaves_the_part_alone(
+    folder: Path, restart: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopped()
+    before = Path("out.part").read_bytes()
+    capsys.readouterr()
+    translate("--input", "in", "--output", "out", "--bundle", "broken", *restart, code=1)
+    assert "weights.npz: it was changed" in capsys.readouterr().err and Path("out.part").read_bytes() == before
 
 
 def test_a_part_made_with_another_bundle_is_refused(

@@ -175,6 +175,28 @@ def test_sources_come_once_each_the_shortest_first():
             assert [i for i in row if i] == [*encode(record["source"]), EOS]
 
 
+def test_sources_of_different_widths_never_meet():
+    source = pairs(50)
+    width = lambda length: 4 * -(-length // 4)  # noqa: E731
+    found = list(source_batches(source, encode, 8, max_length=40, width=width))
+    assert sorted(r["id"] for _, records in found for r in records) == sorted(p["id"] for p in source)
+    widths = [{width(len(encode(record["source"])) + 1) for record in records} for _, records in found]
+    assert all(len(several) == 1 for several in widths) and len(set.union(*widths)) > 2
+
+
+@pytest.mark.parametrize("change", ["nothing", "a word", "the order", "the seed", "the shapes"])
+def test_a_fingerprint_tells_other_batches(change):
+    source, options = pairs(20), {"tokens_per_batch": 64, "seed": 1}
+    expected = PairBatches(source, encode, **options).fingerprint()
+    if change == "a word":
+        source = [*source[:-1], {**source[-1], "targets": [source[-1]["targets"][0] + " " + source[0]["source"]]}]
+    elif change == "the order":
+        source = source[::-1]
+    elif change != "nothing":
+        options |= {"seed": 2} if change == "the seed" else {"tokens_per_batch": 32}
+    assert (PairBatches(source, encode, **options).fingerprint() == expected) == (change == "nothing")
+
+
 def test_a_source_that_is_cut_keeps_its_end_token_and_is_told():
     told = []
     made = list(source_batches(LONG, encode, 8, 3, on_fault=lambda *fault: told.append(fault)))

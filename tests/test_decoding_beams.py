@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -39,8 +40,8 @@ def every_sequence(toy, memory, max_length, **rules):
     return finished, cut
 
 
-def beams_in_python(toy, memory, num_beams, max_length, prompt=(), **rules):
-    """Beam search as its definition reads, with no early end."""
+def beams_in_python(toy, memory, num_beams, max_length, prompt=(), enough=math.inf, **rules):
+    """Beam search as its definition reads, with no early end but that of `enough` finished ones."""
     live, finished = [((), 0.0)], []
     for position in range(max_length):
         grown = []
@@ -54,6 +55,8 @@ def beams_in_python(toy, memory, num_beams, max_length, prompt=(), **rules):
         kept = sorted(grown, key=lambda pair: -pair[1])[:num_beams]
         finished += [pair for pair in kept if pair[0][-1] == END]
         live = [pair for pair in kept if pair[0][-1] != END]
+        if len(finished) >= enough:
+            return finished, []
     return finished, live
 
 
@@ -135,6 +138,40 @@ def test_search_ends_early_only_when_no_live_beam_can_win():
     found = beam(step, None, None, length_penalty=9.0, **search)
     assert max(calls) == 11  # under this penalty a longer one may win until the very end
     assert np.asarray(found.lengths)[0, 0] == 12
+
+
+@pytest.mark.parametrize("patience,num_return", [(1.0, 1), (1.0, 3), (2.0, 2), (0.5, 1), (0.5, 3)])
+@pytest.mark.parametrize("alpha", [0.0, 3.0])
+def test_patience_ends_the_search_of_each_row_by_itself(patience, num_return, alpha):
+    ends = set()
+    for seed in range(3):
+        toy = ToyModel(content=9, seed=seed)
+        memory = toy.memory(4, seed=seed)
+        options = {"num_beams": 3, "num_return": num_return, "length_penalty": alpha, "patience": patience}
+        found = search(memory, toy=toy, max_length=9, **options)
+        for row in range(4):
+            finished, cut = beams_in_python(toy, memory[row], 3, 9, enough=max(3 * patience, num_return))
+            ends.add(bool(cut))
+            assert_same(found, row, ranked(finished, cut, num_return, alpha), alpha)
+    assert False in ends  # the rule was at work
+
+
+def test_patience_saves_positions_under_a_length_penalty():
+    calls = []
+
+    def step(ids, index, context, state):
+        calls.append(int(index))
+        return TOY.step(ids, index, context, state)
+
+    context, state = TOY.start({"memory": TOY.memory(2)}, 60)
+    for patience in (0.0, 1.0):
+        options = {"max_length": 60, "num_beams": 3, "length_penalty": 2.0, "patience": patience, **COMMON}
+        beam(step, context, state, ids=np.full(2, BOS), **options)
+    long, short = calls.index(0, 1), len(calls) - calls.index(0, 1)
+    assert long == 60 and short < 30
+    for wrong in (-1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="patience must be 0"):
+            beam(step, context, state, ids=np.full(2, BOS), max_length=6, patience=wrong, **COMMON)
 
 
 def test_context_is_repeated_once_per_beam_and_never_gathered():

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import random
 import re
+import sys
 
 import pytest
 
 from experiments import evaluate, train
-from mmattn import Translator, Writer
+from mmattn import Translator, Writer, metrics
+from mmattn.preprocess.text import Tokenizer
 from mmattn.tasks.translation import TranslationScoring
 from mmattn.training.validation import Prediction
 
@@ -93,6 +95,14 @@ def test_the_bundle_gives_the_scores_of_the_run(translation, folder, tmp_path, m
     assert found["scores_shuffled"] == pytest.approx(results["test_shuffled"])
     texts = {line["id"]: line["text"] for line in lines_of(translation / "predictions.jsonl")}
     assert {p["id"]: p["text"] for p in found["predictions"]} == texts
+
+
+def test_a_number_of_beams_makes_a_greedy_bundle_search(translation, folder, tmp_path):
+    data = ["data=parallel", f"data.root={folder}", "data.source_language=en", "data.target_language=de"]
+    more = ["+generation.num_beams=2", "limit=2", f"output={tmp_path / 's.json'}"]
+    assert evaluate.main([f"bundle={translation / 'bundle'}", *data, *more]) == 0
+    generation = json.loads((tmp_path / "s.json").read_text())["generation"]
+    assert (generation["method"], generation["num_beams"]) == ("beam", 2)
 
 
 def test_the_translator_translates_as_the_run_did(translation, folder):
@@ -239,6 +249,15 @@ def test_the_mark_of_subwords_is_taken_out_of_references_before_scoring():
     scoring = TranslationScoring("none", joiner="@@")
     made = [Prediction("1", "das Haus brennt hell", ["das Ha@@ us bre@@ nnt hell"], 1.0)]
     assert scoring(made)["bleu"] == pytest.approx(100.0) and scoring(made)["exact"] == 1.0
+    plain = Tokenizer.train(["a b"] * 9, vocabulary_size=16, shrink=True)
+    assert scoring.joining(plain)(made)["bleu"] == pytest.approx(100.0)  # a setting of the user's stays
+
+
+def test_what_scoring_needs_is_asked_for_before_anything_is_translated(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    metrics.translation._moses.cache_clear()
+    with pytest.raises(ModuleNotFoundError, match="pip install"):
+        TranslationScoring("13a", detokenize="fr")
 
 
 def test_moses_tokens_are_turned_into_raw_text_before_scoring():

@@ -397,6 +397,44 @@ def test_loss_that_is_no_number_stops_the_run_and_says_where(tmp_path):
         run.run()
 
 
+def test_scores_that_are_no_numbers_stop_the_run_in_words(tmp_path):
+    run = Run(tmp_path / "run")
+
+    def validate(step):
+        raise FloatingPointError("The model's scores for row 0 are NaN.")
+
+    run.loop.validate = validate
+    with pytest.raises(TrainingError, match=rf"Validation at step {STEPS}: The model's scores.* A lower learning rate"):
+        run.run()
+
+
+def test_weights_that_are_no_numbers_are_never_saved(tmp_path):
+    run = Run(tmp_path / "run")
+    done, variable = run.loop._batch_done, run.model.trainable_variables[0]
+
+    def breaks(logs):
+        if run.loop.state.step == 4:
+            variable.assign(np.full(variable.shape, np.nan))
+        done(logs)
+
+    run.loop._batch_done = breaks
+    with pytest.raises(TrainingError, match=rf"{variable.path} is not finite after step 5\. A lower learning rate"):
+        run.run()
+    arrays, _ = CheckpointFolder(tmp_path / "run" / "checkpoints").latest()
+    assert all(np.isfinite(array).all() for array in arrays.values() if array.dtype.kind == "f")
+
+
+def test_other_training_data_are_refused_on_resuming(tmp_path):
+    for fingerprint, refused in (("one", False), ("one", False), ("two", True)):
+        run = Run(tmp_path / "run", epochs=1)
+        run.batches.fingerprint = lambda fingerprint=fingerprint: fingerprint
+        if refused:
+            with pytest.raises(TrainingError, match=rf"are not those that the run has used up to step {STEPS}"):
+                run.run()
+        else:
+            run.run()
+
+
 def test_checkpoint_is_an_ordinary_zip_of_arrays(whole):
     path = CheckpointFolder(whole / "checkpoints").files()[-1]
     with zipfile.ZipFile(path) as archive:

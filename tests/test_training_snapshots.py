@@ -51,6 +51,10 @@ def test_means_are_those_of_the_last_and_of_the_best(model, tmp_path):
             np.testing.assert_allclose(array, expected, rtol=1e-6)
 
 
+def test_the_best_that_are_the_last_are_one_mean(model, tmp_path):
+    assert list(dict(filled(tmp_path, model, 99).means())) == ["mean of the weights of the last 7 validations"]
+
+
 def test_nothing_is_kept_when_nothing_is_asked_for(model, tmp_path):
     assert list(filled(tmp_path, model, 0).means()) == []
     assert not (tmp_path / "snapshots").exists()

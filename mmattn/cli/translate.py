@@ -48,6 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--attention", metavar="DIR", help=text)
     add("--beams", type=count, metavar="N", help="width of the beam search (default: the bundle's)")
     add("--length-penalty", type=float, metavar="A", help="above 0 favours longer translations (default: the bundle's)")
+    text = "end the search after P x beams finished translations; 0: when no other could win (default: the bundle's)"
+    add("--patience", type=float, metavar="P", help=text)
     add("--max-length", type=count, metavar="N", help="most tokens of a translation (default: the bundle's)")
     add("--batch-size", type=count, default=32, metavar="N", help="sentences translated at once (default: 32)")
 
@@ -60,21 +62,22 @@ def run(arguments: argparse.Namespace) -> int:
         for name, value in (
             ("num_beams", arguments.beams),
             ("length_penalty", arguments.length_penalty),
+            ("patience", arguments.patience),
             ("max_length", arguments.max_length),
         )
         if value is not None
     }
     info = check_kind(arguments.bundle, "translator")
+    options = {"nbest": arguments.nbest, "batch_size": arguments.batch_size, "on_error": "return", **settings}
+    translator = _translator(arguments, options)  # before a file is touched
+    if translator is None:
+        return 1
     with ExitStack() as stack:
         part = None
         if arguments.output not in (None, "-"):
             job = {"bundle": info.get("digest"), "nbest": arguments.nbest, "json": arguments.json, **settings}
             part = PartFile(arguments.output, job, arguments.force, arguments.restart)
             stack.callback(part.close)
-        options = {"nbest": arguments.nbest, "batch_size": arguments.batch_size, "on_error": "return", **settings}
-        translator = _translator(arguments, options)
-        if translator is None:
-            return 1
         if arguments.input is not None:
             return translate_file(arguments, translator, options, part)
         return _sentences(arguments, translator, options)

@@ -17,7 +17,7 @@ import numpy as np
 from absl import logging as absl_logging
 
 from mmattn.data.examples import Examples, Fault, Reading, end_with_parent
-from mmattn.data.targets import FLIPS, caption_table
+from mmattn.data.targets import FLIPS, caption_table, fingerprint_of
 
 Batch = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]
 _ENDLESS = 2**62
@@ -114,6 +114,12 @@ class CaptionBatches:
         reading = Reading(source, read_image, skip_errors, image_key)
         self._examples = Examples(table, reading, self.lengths, seed, shuffle, flip, augment, captions_per_image)
         self.num_examples = len(self._examples)
+
+    def fingerprint(self) -> str:
+        """Of the captions, their tokens and images' numbers, and of the settings; the images are not looked at."""
+        table, examples = self._examples.table, self._examples
+        rule = [self.batch_size, self.lengths, examples.seed, examples.shuffle, len(self.source)]
+        return fingerprint_of(rule, [table.images, table.ids, table.ends])
 
     @property
     def steps_per_epoch(self) -> int:

@@ -6,13 +6,14 @@ M labels of a batch.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from mmattn.data.buckets import Bucket, make_buckets
-from mmattn.data.targets import BOS, EOS, PAD, token_row
+from mmattn.data.targets import BOS, EOS, PAD, fingerprint_of, token_row
 
 Batch = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]
 TOO_LONG = ("skip", "cut", "error")
@@ -87,6 +88,12 @@ class PairBatches:
         self.num_examples = len(self._labels)
         lengths = np.array([(len(s), len(t)) for s, t in zip(self._sources, self._labels, strict=True)])
         self.buckets = make_buckets(lengths, tokens_per_batch // (2 if twins else 1), max_shapes)
+
+    def fingerprint(self) -> str:
+        """Of everything that decides the batches: the encoded pairs, their order and the buckets."""
+        rule = [self.seed, self.shuffle, self.twins, *(bucket[1:] for bucket in self.buckets)]
+        pairs = (bucket.pairs for bucket in self.buckets)
+        return fingerprint_of(rule, itertools.chain(pairs, self._sources, self._labels))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -211,6 +218,7 @@ def source_batches(
     max_length: int,
     most: int | None = None,
     on_fault: Callable[[str, str], None] | None = None,
+    width: Callable[[int], int] | None = None,
 ) -> Iterator[tuple[dict[str, np.ndarray], list[dict[str, Any]]]]:
     """Yield ({"source_ids": int32 (B, S)}, records) for translation, the shortest sources first, each record once.
 
@@ -220,6 +228,8 @@ def source_batches(
         batch_size: most rows of a batch.
         max_length: a source of more tokens, its end token included, is cut and told to `on_fault(id, why)`.
         most: only the first so many records; None for all.
+        width: to how many tokens a source of so many is widened later (`mmattn.generation.TextGenerator.width`):
+            sources of different widths don't meet in a batch, so that what one may give depends on no other.
 
     >>> made = list(source_batches([{"id": "1", "source": "a b"}, {"id": "2", "source": "c"}], str.encode, 2, 9))
     >>> [record["id"] for _, records in made for record in records]
@@ -233,9 +243,11 @@ def source_batches(
             on_fault(str(record["id"]), f"the source has {len(row)} tokens; at most {max_length} fit: cut")
         rows.append((cut_source(row, max_length), record))
     rows.sort(key=lambda pair: len(pair[0]))
-    for begin in range(0, len(rows), batch_size):
-        chosen = rows[begin : begin + batch_size]
-        yield {"source_ids": pad_rows([row for row, _ in chosen])}, [record for _, record in chosen]
+    for _, alike in itertools.groupby(rows, key=lambda pair: width(len(pair[0])) if width else 0):
+        group = list(alike)
+        for begin in range(0, len(group), batch_size):
+            chosen = group[begin : begin + batch_size]
+            yield {"source_ids": pad_rows([row for row, _ in chosen])}, [record for _, record in chosen]
 
 
 def pad_rows(rows: Sequence[np.ndarray], width: int | None = None) -> np.ndarray:

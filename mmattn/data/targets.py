@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,20 @@ import numpy as np
 PAD, BOS, EOS = 0, 2, 3
 FLIPS = ("never", "unsided", "swap")
 _SIDES = re.compile(r"\b(left|right)\b", re.IGNORECASE)
+
+
+def fingerprint_of(settings: Sequence[Any], arrays: Iterable[np.ndarray]) -> str:
+    """The SHA-256 of settings and arrays, their lengths included.
+
+    >>> rows = [np.array([1, 2]), np.array([3])]
+    >>> fingerprint_of([7], rows) == fingerprint_of([7], [np.array([1]), np.array([2, 3])])
+    False
+    """
+    found = hashlib.sha256(repr(list(settings)).encode())
+    for array in arrays:
+        found.update(f";{array.dtype.str}{array.shape}".encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()
 
 
 class CaptionTable(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mmattn.data.splits import SPLITS, check_split, exact_shares
+from mmattn.data.targets import fingerprint_of
 from mmattn.data.text_files import TextFileError, read_text
 
 Batch = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]
@@ -125,6 +126,11 @@ class TextBatches:
         if len(self._told) < length:
             least = length + (bos_id is None)
             raise ValueError(f"A window of length={length} needs {least} tokens; the text has {self.num_tokens}.")
+
+    def fingerprint(self) -> str:
+        """Of everything that decides the batches: the tokens, and which windows of them are drawn."""
+        rule = [self.seed, self.shuffle, self.batch_size, self.length]
+        return fingerprint_of(rule, [self._read, self._told])
 
     @property
     def steps_per_epoch(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from mmattn import backend
-from mmattn.decoding.checks import check_beams, check_lengths
+from mmattn.decoding.checks import check_beams, check_lengths, check_patience
 from mmattn.decoding.loop import Generated, Step, cast, flat_step, map_arrays, penalty, run, score_dtype, space
 from mmattn.decoding.rules import Rules, full_prompt
 
@@ -41,19 +41,24 @@ def beam(
     suppress: tuple[int, ...] = (),
     prompt: Any = None,
     size: int | None = None,
+    patience: Any = 0.0,
 ) -> Generated:
     """Keeps the `num_beams` likeliest sequences at each position; returns the best that ended.
 
     At each position the best `num_beams` continuations of the live beams are kept. Those that end move to the finished
     ones, of which the best `num_return` by score stay, whatever the live ones do. The search of a row is over when no
-    live beam can still reach a better score, at the latest at `max_length`. What is live then is cut off, and returned
-    only in places that no finished hypothesis takes. With one beam this is greedy search.
+    live beam can still reach a better score, at the latest at `max_length`, or when `patience` is at its end. What is
+    live then is cut off, and returned only in places that no finished hypothesis takes. With one beam this is greedy
+    search. What a row gives depends on no other row.
 
     Arguments:
         num_beams: K, at most the vocabulary.
         num_return: N, at most num_beams.
         length_penalty: alpha; score = log_prob / ((5 + length) / 6) ** alpha, without the prompt. Above 0 it favours
             longer sequences.
+        patience: p > 0 ends the search of a row once p * num_beams hypotheses have finished (and num_return at least):
+            1 is the usual rule of translation systems. 0 goes on as long as a live beam could win, which with a length
+            penalty above 0 and a generous `max_length` takes several times as many positions for few better scores.
         The others: see `greedy`. The context is repeated once for each beam and never gathered; the state is gathered
         at each position.
 
@@ -73,10 +78,12 @@ def beam(
     >>> np.asarray(beam(step, None, None, num_beams=2, **search).ids)[0, 0].tolist()
     [5, 3, 0]
 
-    Source: the length penalty and its bound: Wu et al. 2016, section 7.
+    Sources: the length penalty and its bound: Wu et al. 2016, section 7. Patience: Kasai et al. 2022, "A Call for
+    Clarity in Beam Search: How It Works and When It Stops".
     """
     size = check_lengths(max_length, min_length, no_repeat_ngram, size)
     check_beams(num_beams, num_return)
+    check_patience(patience)
     traced = backend.is_traced(ids, context, state, prompt)
     xp: Any = ops if traced else np
     ids = ops.cast(ids, "int32") if traced else np.asarray(ops.convert_to_numpy(ids), dtype="int32")
@@ -88,15 +95,16 @@ def beam(
     if prompt is not None:
         rules = replace(rules, prompt=xp.repeat(prompt, num_beams, axis=0))
     places = xp.arange(size, dtype="int32")[None, None]
+    enough = xp.where(patience > 0, xp.maximum(patience * num_beams, num_return), float("inf"))
 
-    def going(index: Any, ids: Any, live: Hypotheses, finished: Hypotheses, state: Any) -> Any:
+    def going(index: Any, ids: Any, live: Hypotheses, finished: Hypotheses, count: Any, state: Any) -> Any:
         best = xp.max(live.scores, axis=1, keepdims=True)  # log-probs only fall, so the bound is at one of the ends
         soon = best / penalty(index + 1 - prompt_lengths, length_penalty)
         late = best / penalty(max_length - prompt_lengths, length_penalty)
         can_win = xp.maximum(soon, late) > finished.scores[:, -1:]
         return xp.logical_and(index < max_length, xp.any(can_win))
 
-    def extend(index: Any, ids: Any, live: Hypotheses, finished: Hypotheses, state: Any) -> tuple[Any, ...]:
+    def extend(index: Any, ids: Any, live: Hypotheses, finished: Hypotheses, count: Any, state: Any) -> Any:
         log_probs, state = log_prob_step(ids, index, context, state)
         check_beams(num_beams, num_return, log_probs.shape[-1])
         opened = rules.open(log_probs, xp.reshape(live.ids, (-1, size)), index)
@@ -108,10 +116,11 @@ def beam(
         ended = tokens == end_id
         scores = xp.where(ended, sums / penalty(index + 1 - prompt_lengths, length_penalty), NONE)
         finished = _best(_joined(finished, Hypotheses(new_ids, new_log_probs, scores)), num_return)
-        live = Hypotheses(new_ids, new_log_probs, xp.where(ended, NONE, sums))
+        count = count + xp.sum(cast(scores > NONE, score_dtype()), axis=1, keepdims=True)  # (B, 1)
+        live = Hypotheses(new_ids, new_log_probs, xp.where(xp.logical_or(ended, count >= enough), NONE, sums))
         rows = xp.reshape(_rows(parents, num_beams), (-1,))
         state = [ops.take(array, rows, axis=0) for array in state]
-        return index + 1, xp.reshape(tokens, (-1,)), live, finished, state
+        return index + 1, xp.reshape(tokens, (-1,)), live, finished, count, state
 
     batch = xp.zeros_like(ids)[:, None]  # (B, 1)
     only_first = xp.where(xp.arange(num_beams) == 0, 0.0, NONE)  # all beams are alike at first: one of them is live
@@ -119,7 +128,8 @@ def beam(
     live = live._replace(scores=cast(batch, score_dtype()) + cast(only_first, score_dtype())[None])
     finished = _empty(batch, num_return, size, pad_id)
     ids = xp.repeat(ids, num_beams, axis=0)
-    _, _, live, finished, _ = run(traced, going, extend, (ids, live, finished, state))
+    none_yet = cast(batch, score_dtype())
+    _, _, live, finished, *_ = run(traced, going, extend, (ids, live, finished, none_yet, state))
     cut = live._replace(scores=live.scores / penalty(max_length - prompt_lengths, length_penalty))
     return _ranked(finished, _best(cut, num_return), pad_id)
 

@@ -49,6 +49,11 @@ def check_beams(num_beams: Any, num_return: Any, vocabulary_size: int | None = N
         raise ValueError(f"num_beams={num_beams} exceeds the {vocabulary_size} tokens of the vocabulary.")
 
 
+def check_patience(patience: Any) -> None:
+    if _real(patience) and not 0 <= patience < float("inf"):
+        raise ValueError(f"patience must be 0 (off) or more, in numbers of beams, and is {patience}.")
+
+
 def check_tokens(end_id: int, pad_id: int, suppress: tuple[int, ...], vocabulary_size: int) -> None:
     for what, token in [("end_id", end_id), ("pad_id", pad_id), *(("suppress", token) for token in suppress)]:
         if not 0 <= token < vocabulary_size:

@@ -20,10 +20,10 @@ class Generator:
     """Generates for batches of inputs with a model's `start` and `step`.
 
     A compiled program serves all batches of its bucket: the batch is filled up to 1, 4, 8, 16, 32, 64 or a multiple of
-    64 rows (by copies of the last one), the length to 16, 32, 64, 128 or a multiple of 128 positions, and neither shows
-    in the result (without `max_positions`, each length has a program of its own). Other seeds, temperatures, penalties
-    or prompts need no new program; other numbers of beams or hypotheses, n-gram sizes, `top_k` or shapes of the inputs
-    do, and so does the first prompt.
+    64 rows (by copies of the last one), the length to 16, 24, 32, 48, 64, 96, 128 or a multiple of 64 positions, and
+    neither shows in the result (without `max_positions`, each length has a program of its own). Other seeds,
+    temperatures, penalties or prompts need no new program; other numbers of beams or hypotheses, n-gram sizes, `top_k`
+    or shapes of the inputs do, and so does the first prompt.
 
     Small jobs wait for no compiler. With TensorFlow a job runs in one of three ways, which give the same tokens:
 
@@ -155,7 +155,7 @@ class Generator:
         """The positions of a compiled program."""
         if self.max_positions is None:
             return max_length
-        return int(min(_bucket(max_length, (16, 32, 64, 128)), self.max_positions))
+        return int(min(_bucket(max_length, (16, 24, 32, 48, 64, 96)), self.max_positions))
 
     def _search(self, step: Step, method: str, context: Any, state: Any, **settings: Any) -> Generated:
         suppress = tuple(token for token in (self.bos_id, self.unk_id) if token is not None)
@@ -228,5 +228,5 @@ def _rows(job: Job) -> int:
 
 
 def _bucket(number: int, sizes: tuple[int, ...]) -> int:
-    """The smallest size that holds `number`, or the next multiple of the last."""
-    return next((size for size in sizes if size >= number), -(-number // sizes[-1]) * sizes[-1])
+    """The smallest size that holds `number`, or the next multiple of 64."""
+    return next((size for size in sizes if size >= number), -(-number // 64) * 64)

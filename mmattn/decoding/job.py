@@ -21,9 +21,9 @@ _COMMON: dict[str, Any] = {"min_length": 0, "no_repeat_ngram": 0, "length_penalt
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": _COMMON,
     "sample": {**_COMMON, "seed": None, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "rows": None},
-    "beam": {**_COMMON, "num_beams": 4, "num_return": 1},
+    "beam": {**_COMMON, "num_beams": 4, "num_return": 1, "patience": 0.0},
 }
-_NUMBERS = {"min_length": "int32", "length_penalty": "float32", "temperature": "float32", "top_p": "float32"}
+_NUMBERS = {"min_length": "int32"} | dict.fromkeys(("length_penalty", "patience", "temperature", "top_p"), "float32")
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Translation:
         score: log-probability divided by the length penalty: what beam search ranks by.
         confidence: geometric mean of the tokens' probabilities, 0 to 1, end token included.
         ids: the tokens, without start and end.
-        source_ids: those of the source, without end. None for a text in which the tokenizer finds no token, whose
+        source_ids: those of the source, without end. () for a text in which the tokenizer finds no token, whose
             translation is empty, with score 0 and confidence 1.
         alternatives: the next best translations, best first, when `nbest` asked for them.
     """

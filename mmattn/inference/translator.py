@@ -121,9 +121,9 @@ class Translator:
                 stops before anything is translated; "return" puts a SourceError in its place. Nothing is ever cut.
             progress: called as progress(done, total) once blank texts are done, and after each batch.
             compiled: as for `mmattn.Captioner.caption`.
-            settings: other values than the defaults in `generation`: method, num_beams, length_penalty, max_length,
-                length_factor, length_offset (see `mmattn.generation.TextGenerator`), min_length, no_repeat_ngram,
-                max_source_length.
+            settings: other values than the defaults in `generation`: method, num_beams, length_penalty, patience,
+                max_length, length_factor, length_offset (see `mmattn.generation.TextGenerator`), min_length,
+                no_repeat_ngram, max_source_length.
 
         Returns:
             a list of `Translation`, also for one text.

@@ -87,8 +87,8 @@ class Writer:
             `count` texts, each with the prompt as the tokenizer writes it.
 
         Raises:
-            ValueError: a setting that isn't known or doesn't fit; a prompt that is longer than the model can read or
-                that holds a character it doesn't know.
+            ValueError: a setting that isn't known or doesn't fit; a prompt that is as long as `max_length` or that
+                holds a character the model doesn't know.
 
         Source: top_p: Holtzman et al. 2020, section 3.1.
         """
@@ -99,12 +99,12 @@ class Writer:
         if chosen["context_length"] > most:
             raise ValueError(f"context_length={chosen['context_length']} exceeds the model's longest sequence, {most}")
         window = int(min(chosen["context_length"] or most, most, chosen["max_length"]))
-        ids = self._read(prompt, min(chosen["context_length"] or most, most), chosen["max_length"])
+        ids = self._read(prompt, chosen["max_length"])
         seed = secrets.randbits(31) if seed is None else seed
         rows = [list(ids) for _ in range(count)]
         going = list(range(count))
         for number in range(chosen["max_length"]):  # one window a turn
-            keep = len(rows[going[0]]) if number == 0 else window // 2
+            keep = window // 2 if number or len(ids) >= window else len(ids)
             length = min(window, keep + chosen["max_length"] - len(rows[going[0]]))
             prompts = [rows[row][len(rows[row]) - keep :] for row in going]
             found = self._window(prompts, length, going, seed + number, chosen, compiled)
@@ -115,10 +115,8 @@ class Writer:
                 break
         return [self.tokenizer.decode(row) for row in rows]
 
-    def _read(self, prompt: str, window: float, max_length: int) -> list[int]:
+    def _read(self, prompt: str, max_length: int) -> list[int]:
         ids = self.tokenizer.encode(prompt) if prompt else []
-        if len(ids) >= window:
-            raise ValueError(f"the prompt has {len(ids)} tokens, and the model reads {window - 1} at most")
         if len(ids) >= max_length:
             raise ValueError(f"the prompt has {len(ids)} tokens, and max_length={max_length} must exceed that")
         if self.tokenizer.unk_id in ids:

@@ -19,7 +19,8 @@ from mmattn.training.validation import Choice, Prediction, Scoring, decoding_of,
 
 SCORES = ("bleu", "chrf", "bp", "mean_length", "exact")
 EVAL_BATCH = 64  # sentences that are translated at once
-UNLIMITED = {"length_factor": 100.0, "length_offset": 1}  # how a bundle says that max_length alone counts
+# How a bundle says that max_length alone counts, and that a search has no patience.
+UNLIMITED = {"length_factor": 100.0, "length_offset": 1, "patience": 0.0}
 
 
 class Translating:
@@ -70,7 +71,8 @@ class Translating:
                 parts, self.tokenizer.vocabulary_size, (self.source_tokenizer or self.tokenizer).vocabulary_size
             )
             self.model.build({"source_ids": (None, None), "target_ids": (None, None)})
-        self.generate = TextGenerator(self.model, self.tokenizer).best
+        self.generator = TextGenerator(self.model, self.tokenizer)
+        self.generate = self.generator.best
 
     @staticmethod
     def trials(parts: dict[str, Any], vocabulary_size: int) -> dict[str, Callable[[], Any]]:
@@ -118,8 +120,9 @@ class Translating:
     def _valid(self, most: int | None) -> Callable[[], Any]:
         encode = (self.source_tokenizer or self.tokenizer).encode
         return partial(
-            source_batches, self.sources["valid"], encode, EVAL_BATCH, self.max_length, most, on_fault=self.reject
-        )
+            source_batches, self.sources["valid"], encode, EVAL_BATCH, self.max_length, most, on_fault=self.reject,
+            width=self.generator.width,
+        )  # fmt: skip
 
     def _tokenizers(self, folder: Path) -> None:
         """The run's own, trained on its training pairs the first time."""
@@ -145,7 +148,8 @@ class Translating:
         self.say(f"Pairs: {train.num_examples} train, {others}.{faults} {self.tokenizer}.")
         self.say(
             f"Batches: {train.steps_per_epoch} a pass in {len(train.buckets)} shapes, {train.padding:.1%} padding, "
-            f"{train.labels_per_epoch / train.steps_per_epoch:.0f} target tokens each."
+            f"{train.labels_per_epoch / train.steps_per_epoch:.0f} target tokens each"
+            f"{', each pair twice' if train.twins else ''}."
         )
 
 
@@ -166,11 +170,11 @@ class TranslationScoring(Scoring):
     ) -> None:
         super().__init__("targets", SCORES, self._score)
         self.tokenize, self.lowercase, self.detokenize, self.joiner = tokenize, lowercase, detokenize, joiner
-        self._found(["a"], [["a"]])  # an unknown tokenizer is refused here
+        self._found(*self._prepared(["a"], [["a"]]))  # what is unknown or not installed is refused here
 
     def joining(self, tokenizer: Tokenizer) -> TranslationScoring:
         """The same for references that are segmented as the tokenizer wants its text."""
-        return TranslationScoring(self.tokenize, self.lowercase, self.detokenize, tokenizer.joiner)
+        return TranslationScoring(self.tokenize, self.lowercase, self.detokenize, self.joiner or tokenizer.joiner)
 
     def signed(self, predictions: list[Prediction]) -> dict[str, Any]:
         """sacrebleu's line and signatures, for the record."""
@@ -217,8 +221,9 @@ def _translated(
 ) -> list[Prediction]:
     """In the order of the source's records, after a search that goes by length."""
     encode, longest = (bundle.source_tokenizer or bundle.tokenizer).encode, settings["max_source_length"]
-    examples = partial(source_batches, source, encode, batch_size, longest, on_fault=reject)
-    made = predict(TextGenerator(bundle.model, bundle.tokenizer).best, examples, decoding_of(settings), scoring)
+    generator = TextGenerator(bundle.model, bundle.tokenizer)
+    examples = partial(source_batches, source, encode, batch_size, longest, on_fault=reject, width=generator.width)
+    made = predict(generator.best, examples, decoding_of(settings), scoring)
     places = {str(source[index]["id"]): index for index in range(len(source))}
     return sorted(made, key=lambda prediction: places[prediction.id])
 

@@ -61,13 +61,16 @@ class FitOptions:
             raise ValueError(f"checkpoint_minutes={self.checkpoint_minutes} must be 0 (after each batch) or more.")
 
 
+_CALMER = "A lower learning rate, a longer warm-up or gradient clipping (optimizer.global_clipnorm) usually helps."
+
+
 @dataclasses.dataclass
 class RunState:
     """What the loop itself knows, beside the variables; saved with them in each checkpoint.
 
     `step`: updates made, which is also the number of batches trained on. `epoch_logs`: the training means of an epoch
     that has ended and is not validated yet. `waited`: validations since the best one. `best_weights`: what they are,
-    in words.
+    in words. `data`: the fingerprint of the training data.
     """
 
     step: int = 0
@@ -77,6 +80,7 @@ class RunState:
     waited: int = 0
     stopped: bool = False
     best_weights: str = ""
+    data: str = ""
 
 
 class TrainingLoop:
@@ -157,7 +161,7 @@ class TrainingLoop:
             name = f"of step {info['step']}"
             for candidate, mean in self.snapshots.means(self.say):
                 restore(self.model, {**arrays, **mean}, ("model",))
-                scores = self.validate(self.state.step)
+                scores = self._scores()
                 self.say(f"{candidate}: {self.options.monitor} {scores[self.options.monitor]:.4g}")
                 if scores[self.options.monitor] > best:
                     best, name, arrays = float(scores[self.options.monitor]), candidate, {**arrays, **mean}
@@ -169,10 +173,18 @@ class TrainingLoop:
     def _load(self) -> None:
         found = self.checkpoints.latest(self.say)
         step = 0
+        data = self.batches.fingerprint() if hasattr(self.batches, "fingerprint") else ""
         if found is not None:
             self._resume, info = found
             self.state = RunState(**info)
             step = self.state.step
+            if data and self.state.data and data != self.state.data:
+                raise TrainingError(
+                    f"The training data, their order or the tokenizer are not those that the run has used up to step "
+                    f"{step}, so going on would not end where it would have. Put the old ones back, or begin a new run."
+                )
+        self.state.data = data
+        if found is not None:
             epoch, batch = divmod(step, self.steps_per_epoch)
             self._make_metrics()
             self.say(
@@ -227,10 +239,7 @@ class TrainingLoop:
     def _batch_done(self, logs: dict[str, Any]) -> None:
         self.state.step += 1
         if not math.isfinite(logs["loss"]) and not hasattr(self.model.optimizer, "inner_optimizer"):
-            raise TrainingError(
-                f"The loss is {logs['loss']} at step {self.state.step}. A lower learning rate, a longer warm-up or "
-                "gradient clipping (optimizer.global_clipnorm) usually helps."
-            )
+            raise TrainingError(f"The loss is {logs['loss']} at step {self.state.step}. {_CALMER}")
         self.progress.batch(self.state.step, logs)
         if self.state.step % self.steps_per_epoch == 0:
             return  # the end of the epoch saves
@@ -283,7 +292,7 @@ class TrainingLoop:
     def _validate(self) -> dict[str, float]:
         state, monitor = self.state, self.options.monitor
         with averaged_weights(self.model):
-            scores = self.validate(state.step)
+            scores = self._scores()
             if monitor not in scores:
                 raise TrainingError(
                     f"fit.monitor={monitor} is not among the scores of a validation: {', '.join(sorted(scores))}."
@@ -298,10 +307,24 @@ class TrainingLoop:
                 state.waited += 1
         return {f"val_{name}": float(value) for name, value in scores.items()}
 
+    def _scores(self) -> dict[str, float]:
+        try:
+            return self.validate(self.state.step)
+        except FloatingPointError as error:
+            raise TrainingError(f"Validation at step {self.state.step}: {error} {_CALMER}") from error
+
+    def _check_weights(self) -> None:
+        """Before a checkpoint is written: a run with a weight that is not a number can't be continued from it."""
+        finite = [keras.ops.all(keras.ops.isfinite(variable)) for variable in self.model.trainable_variables]
+        if not all(map(bool, keras.ops.convert_to_numpy(keras.ops.stack(finite)))):
+            bad = [v.path for v, fine in zip(self.model.trainable_variables, finite, strict=True) if not bool(fine)]
+            raise TrainingError(f"{bad[0]} is not finite after step {self.state.step}. {_CALMER}")
+
     def _learning_rate(self) -> float:
         return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
 
     def _save(self) -> None:
+        self._check_weights()
         info = {name: value for name, value in dataclasses.asdict(self.state).items() if name != "step"}
         self.checkpoints.save(capture(self.model), self.state.step, info)
         self._saved_at = time.monotonic()

@@ -63,7 +63,8 @@ class Snapshots:
             except DamagedCheckpoint as error:
                 say(f"{error} It is left out of the means.")
                 path.rename(path.with_name(path.name + ".damaged"))
-        for name, chosen in (("last", self._last(files)), ("best", self._best(files))):
+        last, best = self._last(files), self._best(files)
+        for name, chosen in (("last", last), ("best", best if set(best) != set(last) else [])):
             if len(chosen) > 1:
                 yield f"mean of the weights of the {name} {len(chosen)} validations", mean_of(chosen)
 

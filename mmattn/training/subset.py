@@ -1,4 +1,4 @@
-"""The first pictures of a source, for quick runs."""
+"""The first records of a source, for quick runs."""
 
 from __future__ import annotations
 

@@ -79,6 +79,8 @@ class ValidationOptions:
         method: "greedy" or "beam".
         num_beams: for beam search.
         length_penalty: exponent of Wu et al. 2016, equation 14; it does nothing for one beam.
+        patience: of beam search, at validation and in the end; see `mmattn.decoding.beam`. None is off, which is all
+            that captioners know.
         max_length, min_length: tokens of a text, end token included.
         no_repeat_ngram: no n words twice in one text; 0 allows all.
         length_factor, length_offset: at most length_factor * S + length_offset tokens for a source of S tokens, padding
@@ -89,6 +91,7 @@ class ValidationOptions:
     method: str = "greedy"
     num_beams: int = 1
     length_penalty: float = 0.6
+    patience: float | None = None
     max_length: int = 32
     min_length: int = 1
     no_repeat_ngram: int = 0

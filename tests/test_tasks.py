@@ -6,10 +6,11 @@ import json
 import random
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from experiments import evaluate, train
+from experiments import diversify, evaluate, train
 from mmattn import Translator, Writer, metrics
 from mmattn.preprocess.text import Tokenizer
 from mmattn.tasks.translation import TranslationScoring
@@ -243,6 +244,35 @@ def test_a_file_that_is_not_utf8_is_refused_with_its_line(folder, tmp_path, caps
     (tmp_path / "train.de").write_bytes(b"\n".join(lines))
     assert train.main(settings(tmp_path, tmp_path / "runs")) == 2
     assert re.search(r"train\.de.*:3", capsys.readouterr().err)
+
+
+class Backwards:
+    """A translator that says the words of a text backwards, and of one text something else."""
+
+    def __init__(self, odd, said, joiner):
+        self.odd, self.said, self.source_tokenizer = odd, said, None
+        self.tokenizer = SimpleNamespace(joiner=joiner)
+
+    def translate(self, texts, **settings):
+        assert settings["method"] == "greedy" and not (self.tokenizer.joiner is None and "@@" in "".join(texts))
+        words = [self.said if text == self.odd else " ".join(text.split()[::-1]) for text in texts]
+        return [SimpleNamespace(text=text.replace("@@ ", "")) for text in words]
+
+
+def test_more_pairs_are_made_of_the_ones_there_are(tmp_path, monkeypatch):
+    pytest.importorskip("subword_nmt")
+    (tmp_path / "codes").write_text("#version: 0.2\na b</w>\n")
+    (tmp_path / "a").write_text("ab c@@ d\nab\nab d\n")
+    (tmp_path / "b").write_text("ab ab\nc@@ d\nd\n")
+    models = {"there": Backwards("ab", "x y", "@@"), "back": Backwards("d", "", None)}
+    monkeypatch.setattr(diversify, "Translator", SimpleNamespace(load=models.__getitem__))
+    files = ["--source", str(tmp_path / "a"), "--target", str(tmp_path / "b"), "--codes", str(tmp_path / "codes")]
+    assert diversify.main([*files, "--forward", "there", "--backward", "back", "--output", str(tmp_path / "o")]) == 0
+    found = [(tmp_path / "o" / f"train.{side}").read_text().splitlines() for side in ("source", "target")]
+    pairs = list(zip(*found, strict=True))
+    assert pairs[:3] == [("ab c@@ d", "ab ab"), ("ab", "c@@ d"), ("ab d", "d")]
+    assert pairs[3:5] == [("ab ab", "ab ab"), ("c@@ d", "c@@ d")]  # made of targets; one is empty
+    assert pairs[5:] == [("ab c@@ d", "d c@@ ab"), ("ab d", "d ab")]  # made of sources; one has unknown words
 
 
 def test_the_mark_of_subwords_is_taken_out_of_references_before_scoring():

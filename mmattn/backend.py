@@ -1,4 +1,4 @@
-"""The one place that asks which Keras backend runs: compile a function, fix the randomness, set the threads.
+"""The one place that asks which Keras backend runs: compiling, own gradients, scans, kernels, randomness, threads.
 
 Everything else in mmattn is written in `keras.ops` and works on TensorFlow, JAX and torch alike.
 """
@@ -314,6 +314,8 @@ def sdpa(query: Any, key: Any, value: Any, mask: Any, scale: float, causal: bool
         )
     import jax
 
+    if mask is not None:  # cuDNN wants it whole
+        mask = jax.numpy.broadcast_to(mask, (*mask.shape[:2], query.shape[2], key.shape[2]))
     query, key, value = (jax.numpy.swapaxes(array, 1, 2) for array in (query, key, value))
     found = jax.nn.dot_product_attention(
         query, key, value, mask=mask, scale=scale, is_causal=causal, implementation="cudnn"
@@ -321,17 +323,23 @@ def sdpa(query: Any, key: Any, value: Any, mask: Any, scale: float, causal: bool
     return jax.numpy.swapaxes(found, 1, 2)
 
 
-def why_no_sdpa(dtype: str) -> str:
-    """Why there is no fused kernel for such arrays; "" where there is one."""
+def why_no_sdpa(dtype: str, key_dim: int, value_dim: int, targets: Any, sources: Any, masked: bool) -> str:
+    """Why there is no fused kernel for such arrays, or none that saves memory; "" where there is one."""
     if name() == "torch":
-        return ""
+        return "" if key_dim == value_dim else "torch's kernel wants values as wide as keys"
     if name() == "tensorflow":
         return "TensorFlow has no fused kernel"
     import jax
 
     if jax.default_backend() != "gpu":
         return "JAX has a fused kernel (cuDNN) on a GPU alone"
-    return "" if dtype in ("float16", "bfloat16") else f"cuDNN's kernel takes float16 and bfloat16, and this is {dtype}"
+    if dtype not in ("float16", "bfloat16"):
+        return f"cuDNN's kernel takes float16 and bfloat16, and this is {dtype}"
+    if key_dim != value_dim or key_dim % 8 or key_dim > 128:
+        return f"cuDNN's kernel wants K = V, a multiple of 8 up to 128, and these are {key_dim} and {value_dim}"
+    if masked and any(not isinstance(size, int) or size % 2 for size in (targets, sources)):
+        return f"cuDNN's kernel takes masks of even lengths, and these are {targets} and {sources}"
+    return ""
 
 
 def random_uniform(shape: Any, seed: Any, number: Any) -> Any:

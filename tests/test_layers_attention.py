@@ -8,8 +8,10 @@ import math
 import keras
 import numpy as np
 import pytest
+from arrays import FLOAT, MODES, TENSORFLOW, TOLERANCE, WIDE, assert_close, assert_equal, numbers
 from keras import ops
 
+from mmattn import backend
 from mmattn.layers import (
     CrossAttention,
     MultiHeadAttention,
@@ -24,7 +26,7 @@ B, T, S, D, M, H, K, V = 2, 5, 7, 12, 10, 3, 4, 6
 
 def reference(layer, query, value, mask=None):
     """Equations (2.1) to (2.3), one head, one row, one query at a time, in float64."""
-    weights = [np.asarray(w, "float64") for w in layer.get_weights()]
+    weights = [w.astype("float64") for w in layer.get_weights()]
     wq, bq, wk, bk, wv, bv, wo, bo = weights
     batch, targets, sources = query.shape[0], query.shape[1], value.shape[1]
     heads = wq.shape[1]
@@ -54,7 +56,7 @@ def randomise(layer, seed=0):
     layer.set_weights([rng.normal(size=w.shape, scale=0.5) for w in layer.get_weights()])
 
 
-def make(dtype="float64", **options):
+def make(dtype=FLOAT, **options):
     rng = np.random.default_rng(1)
     query, value = rng.normal(size=(B, T, D)), rng.normal(size=(B, S, M))
     layer = MultiHeadAttention(H, K, value_dim=V, dtype=dtype, **options)
@@ -88,9 +90,9 @@ MASKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("path", ["eager", "graph", "xla"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", MASKS)
-def test_equals_the_loop_in_float64_on_every_path(kind, path):
+def test_equals_the_loop_in_every_mode(kind, mode):
     layer, query, value = make()
     options, mask = MASKS[kind]
     options = {k: ops.convert_to_tensor(v) if isinstance(v, np.ndarray) else v for k, v in (options or {}).items()}
@@ -98,18 +100,14 @@ def test_equals_the_loop_in_float64_on_every_path(kind, path):
     def run(q, v):
         return layer(q, v, return_attention_scores=True, **options)
 
-    output, scores = compiled(run, path)(ops.convert_to_tensor(query), ops.convert_to_tensor(value))
+    output, scores = compiled(run, mode)(*(ops.convert_to_tensor(array.astype(FLOAT)) for array in (query, value)))
     expected, expected_scores = reference(layer, query, value, mask)
-    np.testing.assert_allclose(output, expected, atol=1e-10)
-    np.testing.assert_allclose(scores, expected_scores, atol=1e-10)
+    assert_close(output, expected, atol=TOLERANCE)
+    assert_close(scores, expected_scores, atol=TOLERANCE)
 
 
-def compiled(fn, path):
-    if path == "eager":
-        return fn
-    from mmattn import backend
-
-    return backend.compile(fn, jit=path == "xla")
+def compiled(fn, mode, variables_of=None):
+    return fn if mode == "eager" else backend.compile(fn, jit=mode == "xla", variables_of=variables_of)
 
 
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("mixed_bfloat16", 0.08), ("mixed_float16", 0.02)])
@@ -118,47 +116,38 @@ def test_equals_the_loop_in_lower_precision(dtype, tolerance):
     options, mask = MASKS["all"]
     output = layer(query.astype("float32"), value.astype("float32"), **options)
     expected, _ = reference(layer, query, value, mask)
-    np.testing.assert_allclose(
-        np.asarray(ops.cast(output, "float32")), expected, atol=tolerance * np.abs(expected).max()
-    )
+    assert_close(numbers(ops.cast(output, "float32")), expected, atol=tolerance * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_float16", "mixed_bfloat16"])
 @pytest.mark.parametrize("scores", [False, True])
-def test_masked_row_is_zero_forward_and_gradient_on_every_path(dtype, scores):
-    tf = pytest.importorskip("tensorflow")
-    if keras.backend.backend() != "tensorflow":
-        pytest.skip("the gradient is taken with TensorFlow's tape")
+def test_masked_row_is_zero_forward_and_gradient_in_every_mode(dtype, scores):
     layer, query, value = make(dtype, dropout=0.3)
-    query, value = tf.constant(query, "float32"), tf.constant(value, "float32")
-    for training, jit in itertools.product([False, True], [None, False, True]):
+    query, value = (ops.convert_to_tensor(array.astype("float32")) for array in (query, value))
+    for training, mode in itertools.product([False, True], MODES):
 
-        def run(q, v, training=training):
-            with tf.GradientTape() as tape:
-                tape.watch([q, v])
-                output = layer(q, v, attention_mask=free_mask(), return_attention_scores=scores, training=training)
-                row = tf.cast((output[0] if scores else output)[1, 3], "float32")
-            return row, tape.gradient(row, [q, v, *layer.trainable_variables])
+        def row(q, v, training=training):
+            output = layer(q, v, attention_mask=free_mask(), return_attention_scores=scores, training=training)
+            return ops.cast((output[0] if scores else output)[1, 3], "float32")
 
-        row, gradients = (run if jit is None else tf.function(run, jit_compile=jit))(query, value)
-        assert not np.any(np.asarray(row))
+        def run(q, v, row=row):
+            return row(q, v), backend.gradients(lambda q, v: ops.sum(row(q, v)), [q, v], layer.trainable_variables)
+
+        found, gradients = compiled(run, mode, layer)(query, value)
+        assert not np.any(numbers(found))
         for gradient in gradients:
-            assert not np.any(np.asarray(tf.convert_to_tensor(gradient)))
+            assert not np.any(numbers(gradient))
 
 
 def test_padding_never_leaks_into_output_or_gradient():
-    tf = pytest.importorskip("tensorflow")
     layer, query, value = make("float32")
+    query, value = query.astype("float32"), value.astype("float32")
     mask = np.arange(S)[None] < np.array([[4], [6]])
-    other = np.where(mask[..., None], value, 1e3)
-    first, second = (layer(query.astype("float32"), v.astype("float32"), key_mask=mask) for v in (value, other))
-    np.testing.assert_array_equal(first, second)
-    if keras.backend.backend() == "tensorflow":
-        tensor = tf.constant(value, "float32")
-        with tf.GradientTape() as tape:
-            tape.watch(tensor)
-            output = layer(query.astype("float32"), tensor, key_mask=mask)
-        assert not np.any(tape.gradient(output, tensor).numpy()[~mask])
+    other = np.where(mask[..., None], value, np.float32(1e3))
+    first, second = (layer(query, v, key_mask=mask) for v in (value, other))
+    assert_equal(first, second)
+    [gradient] = backend.gradients(lambda v: ops.sum(layer(query, v, key_mask=mask)), [value])
+    assert not np.any(numbers(gradient)[~mask]) and np.all(numbers(gradient)[mask])
 
 
 @pytest.mark.parametrize("scores", [False, True])
@@ -173,35 +162,35 @@ def test_future_never_leaks(scores, dropout, training):
         twin.build(x.shape)
         randomise(twin)
         output = twin(changed, use_causal_mask=True, return_attention_scores=scores, training=training)
-        outputs.append(np.asarray(output[0] if scores else output))
-    np.testing.assert_array_equal(outputs[0][:, :3], outputs[1][:, :3])
+        outputs.append(numbers(output[0] if scores else output))
+    assert_equal(outputs[0][:, :3], outputs[1][:, :3])
     assert np.abs(outputs[0][:, 3:] - outputs[1][:, 3:]).max() > 1e-3
 
 
-@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("float64", 1e-10)])
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), WIDE])
 def test_self_attention_step_equals_call(dtype, tolerance):
     layer = SelfAttention(H, K, value_dim=V, dtype=dtype)
     x = np.random.default_rng(0).normal(size=(B, T, D)).astype(dtype)
     layer.build(x.shape)
     randomise(layer)
-    whole = np.asarray(layer(x, use_causal_mask=True))
+    whole = numbers(layer(x, use_causal_mask=True))
     cache = layer.start(B, T + 3)
     for t in range(T):
         output, cache = layer.step(ops.convert_to_tensor(x[:, t]), t, cache)
-        np.testing.assert_allclose(output, whole[:, t], atol=tolerance)
+        assert_close(output, whole[:, t], atol=tolerance)
 
 
 def test_cross_attention_step_equals_call():
-    layer = CrossAttention(H, K, value_dim=V, dtype="float64")
+    layer = CrossAttention(H, K, value_dim=V, dtype=FLOAT)
     rng = np.random.default_rng(0)
-    x, memory = rng.normal(size=(B, T, D)), rng.normal(size=(B, S, M))
+    x, memory = rng.normal(size=(B, T, D)).astype(FLOAT), rng.normal(size=(B, S, M)).astype(FLOAT)
     mask = np.arange(S)[None] < np.array([[4], [0]])  # the second row may see nothing
     layer.build(x.shape, memory.shape)
     randomise(layer)
-    whole = np.asarray(layer(x, memory, memory_mask=mask))
+    whole = numbers(layer(x, memory, memory_mask=mask))
     context = layer.start(memory, mask)
     for t in range(T):
-        np.testing.assert_allclose(layer.step(ops.convert_to_tensor(x[:, t]), context), whole[:, t], atol=1e-10)
+        assert_close(layer.step(ops.convert_to_tensor(x[:, t]), context), whole[:, t], atol=TOLERANCE)
     assert not np.any(whole[1])
 
 
@@ -212,10 +201,8 @@ def test_keras_weights_load_and_give_the_same():
     assert [(v.name, tuple(v.shape)) for v in theirs.weights] == [(v.name, tuple(v.shape)) for v in ours.weights]
     theirs.set_weights(ours.get_weights())
     mask = free_mask(shape=(B, T, S, 1))[..., 0] | (np.arange(S) == 0)
-    a, b = (
-        np.asarray(m(query.astype("float32"), value.astype("float32"), attention_mask=mask)) for m in (ours, theirs)
-    )
-    np.testing.assert_allclose(a, b, atol=1e-5)
+    a, b = (numbers(m(query.astype("float32"), value.astype("float32"), attention_mask=mask)) for m in (ours, theirs))
+    assert_close(a, b, atol=1e-5)
 
 
 def test_weights_files_of_keras_layer_load_both_ways(tmp_path):
@@ -230,7 +217,7 @@ def test_weights_files_of_keras_layer_load_both_ways(tmp_path):
         randomise(source)
         source.save_weights(tmp_path / "x.weights.h5")
         target.load_weights(tmp_path / "x.weights.h5")
-        np.testing.assert_allclose(source([x, memory]), target([x, memory]), atol=1e-5)
+        assert_close(source([x, memory]), target([x, memory]), atol=1e-5)
 
 
 def test_masks_may_be_given_by_position_in_a_functional_model():
@@ -246,7 +233,7 @@ def test_masks_may_be_given_by_position_in_a_functional_model():
     for layer, call in layers.items():
         inputs = keras.Input((None, D)), keras.Input((None, D)), keras.Input((None,), dtype="bool")
         model = keras.Model(inputs, call(layer, *inputs))
-        np.testing.assert_allclose(model([x, memory, mask]), call(layer, x, memory, mask), atol=1e-6)
+        assert_close(model([x, memory, mask]), call(layer, x, memory, mask), atol=1e-6)
 
 
 def test_implicit_masks_count_in_a_functional_model_and_in_predict():
@@ -259,7 +246,7 @@ def test_implicit_masks_count_in_a_functional_model_and_in_predict():
     short = [np.array([[3, 4, 5]]), np.array([[6, 7]])]
     padded = [np.array([[3, 4, 5, 0]]), np.array([[6, 7, 0, 0, 0]])]
     for run in (model, lambda arrays: model.predict(arrays, verbose=0)):
-        np.testing.assert_allclose(np.asarray(run(padded))[:, :3], run(short), atol=1e-5)
+        assert_close(numbers(run(padded))[:, :3], run(short), atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["mixed_float16", "mixed_bfloat16"])
@@ -267,11 +254,13 @@ def test_big_inputs_stay_finite_in_half_precision(dtype):
     x = (np.random.default_rng(0).normal(size=(2, 16, 128)) * 200).astype("float32")
     layer = SelfAttention(2, 64, dtype=dtype)
     layer.build(x.shape)
-    query, key = (np.abs(np.asarray(dense(x), "float32")).max() for dense in (layer.query_dense, layer.key_dense))
+    query, key = (
+        np.abs(numbers(ops.cast(dense(x), "float32"))).max() for dense in (layer.query_dense, layer.key_dense)
+    )
     assert query * key * 64 / 8 > 65504  # a score may leave float16's range
     output, scores = layer(x, return_attention_scores=True)
-    assert np.isfinite(np.asarray(ops.cast(output, "float32"))).all()
-    np.testing.assert_allclose(np.asarray(ops.cast(scores, "float32")).sum(-1), 1, atol=0.02)
+    assert np.isfinite(numbers(ops.cast(output, "float32"))).all()
+    assert_close(numbers(ops.cast(scores, "float32")).sum(-1), 1, atol=0.02)
 
 
 def test_implicit_masks_are_honoured_and_left_on_the_callers_tensors():
@@ -279,15 +268,15 @@ def test_implicit_masks_are_honoured_and_left_on_the_callers_tensors():
     embedded = keras.layers.Embedding(10, D, mask_zero=True)(ids)
     layer = SelfAttention(H, K)
     output, scores = layer(embedded, return_attention_scores=True)
-    assert not np.any(np.asarray(scores)[0, :, :, 2:])
-    np.testing.assert_array_equal(embedded._keras_mask, ids != 0)
-    np.testing.assert_array_equal(output._keras_mask, ids != 0)
+    assert not np.any(numbers(scores)[0, :, :, 2:])
+    assert_equal(embedded._keras_mask, ids != 0)
+    assert_equal(output._keras_mask, ids != 0)
     cross = CrossAttention(H, K)
     for _ in range(3):  # a stack of decoder layers shares one memory
         _, scores = cross(np.ones((2, 3, D), "float32"), embedded, return_attention_scores=True)
-        assert not np.any(np.asarray(scores)[0, :, :, 2:])
+        assert not np.any(numbers(scores)[0, :, :, 2:])
     both = layer(embedded, attention_mask=np.ones((1, 4, 4), bool), return_attention_scores=True)[1]
-    assert not np.any(np.asarray(both)[0, :, :, 2:])
+    assert not np.any(numbers(both)[0, :, :, 2:])
 
 
 def test_layers_survive_saving(tmp_path):
@@ -301,7 +290,7 @@ def test_layers_survive_saving(tmp_path):
     before = model(arrays)
     model.save(tmp_path / "m.keras")
     for a, b in zip(before, keras.models.load_model(tmp_path / "m.keras")(arrays), strict=True):
-        np.testing.assert_array_equal(a, b)
+        assert_equal(a, b)
 
 
 def test_symbolic_scores_have_the_shape_of_the_real_ones():
@@ -330,8 +319,8 @@ def test_a_mask_that_does_not_fit_is_refused_in_words(mask, words):
     "name, mask, words",
     [
         ("key_mask", np.where(np.arange(S) < 4, 0.0, -1e9)[None].repeat(B, 0), r"key_mask is boolean.*additive"),
-        ("value_mask", np.ones((B, T), bool), r"value_mask has the shape \(B, 7\). Received \(2, 5\)"),
-        ("query_mask", np.ones((B, 1), bool), r"query_mask has the shape \(B, 5\). Received \(2, 1\)"),
+        ("value_mask", np.ones((B, T), bool), r"value_mask has the shape \(B, 7\) with B=2. Received \(2, 5\)"),
+        ("query_mask", np.ones((B, 1), bool), r"query_mask has the shape \(B, 5\) with B=2. Received \(2, 1\)"),
         ("key_mask", np.ones((B, 1, S), bool), r"key_mask has the shape"),
     ],
 )
@@ -375,21 +364,15 @@ def test_impossible_sizes_are_refused(arguments):
 
 
 def test_causal_mask_is_aligned_to_the_bottom_right():
-    assert np.asarray(causal_mask(2, 4))[0].astype(int).tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+    assert numbers(causal_mask(2, 4))[0].astype(int).tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
 
 
 def test_gradients_equal_finite_differences():
-    tf = pytest.importorskip("tensorflow")
-    if keras.backend.backend() != "tensorflow":
-        pytest.skip("the gradient is taken with TensorFlow's tape")
     layer, query, value = make()
-    tensor = tf.constant(query)
-    with tf.GradientTape() as tape:
-        tape.watch(tensor)
-        loss = tf.reduce_sum(tf.sin(layer(tensor, value, attention_mask=free_mask())))
-    gradient = tape.gradient(loss, tensor).numpy()
+    query, value = query.astype(FLOAT), value.astype(FLOAT)
+    [gradient] = backend.gradients(lambda q: ops.sum(ops.sin(layer(q, value, attention_mask=free_mask()))), [query])
     for place in [(0, 0, 0), (1, 4, 7), (1, 3, 2)]:
-        step = np.zeros_like(query)
+        step = np.zeros_like(query, "float64")
         step[place] = 1e-6
         up, down = (np.sin(reference(layer, query + s, value, free_mask())[0]).sum() for s in (step, -step))
-        assert gradient[place] == pytest.approx((up - down) / 2e-6, abs=1e-6)
+        assert numbers(gradient)[place] == pytest.approx((up - down) / 2e-6, abs=1e-6 if TENSORFLOW else 1e-4)

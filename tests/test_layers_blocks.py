@@ -7,6 +7,7 @@ import math
 import keras
 import numpy as np
 import pytest
+from arrays import FLOAT, MODES, TOLERANCE, WIDE, assert_close, assert_equal, numbers
 from keras import ops
 
 from mmattn import backend
@@ -34,7 +35,7 @@ def randomise(layer):
 
 
 def norm(layer, x):
-    gamma, beta = (np.asarray(w) for w in layer.get_weights())
+    gamma, beta = (numbers(w) for w in layer.get_weights())
     return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * gamma + beta
 
 
@@ -45,32 +46,32 @@ def feed_forward(layer, x):
 
 @pytest.mark.parametrize("place", ["pre", "post"])
 def test_encoder_block_is_its_parts_in_residual_branches(place):
-    block = TransformerEncoderBlock(3, 20, norm=place, dtype="float64")
+    block = TransformerEncoderBlock(3, 20, norm=place, dtype=FLOAT)
     block.build(X.shape)
     randomise(block)
     padding = np.arange(T)[None] < np.array([[3], [5]])
-    x = X
+    x = X.astype(FLOAT)
     for part, run in (
-        ("self_attention", lambda y: np.asarray(block.self_attention(y, padding_mask=padding))),
+        ("self_attention", lambda y: numbers(block.self_attention(y, padding_mask=padding))),
         ("feed_forward", lambda y: feed_forward(block.feed_forward, y)),
     ):
         layer_norm = getattr(block, f"{part}_norm")
         x = x + run(norm(layer_norm, x)) if place == "pre" else norm(layer_norm, x + run(x))
-    np.testing.assert_allclose(block(X, padding_mask=padding), x, atol=1e-10)
+    assert_close(block(X.astype(FLOAT), padding_mask=padding), x, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("place", ["pre", "post"])
-@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("float64", 1e-10)])
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), WIDE])
 def test_decoder_block_step_equals_call(place, dtype, tolerance):
     block = TransformerDecoderBlock(3, 20, norm=place, dtype=dtype)
     block.build(X.shape, MEMORY.shape)
     randomise(block)
     x, memory = X.astype(dtype), MEMORY.astype(dtype)
-    whole = np.asarray(block(x, memory, memory_mask=MASK))
+    whole = numbers(block(x, memory, memory_mask=MASK))
     context, cache = block.start(memory, MASK, B, T)
     for t in range(T):
         output, cache = block.step(ops.convert_to_tensor(x[:, t]), t, context, cache)
-        np.testing.assert_allclose(output, whole[:, t], atol=tolerance)
+        assert_close(output, whole[:, t], atol=tolerance)
 
 
 @pytest.mark.parametrize("depth", [1, 6])
@@ -84,13 +85,11 @@ def test_padding_of_the_memory_changes_nothing_at_any_depth(depth):
         x = ops.convert_to_tensor(X.astype("float32"))
         for block in blocks:
             x = block(x, memory, memory_mask=mask)
-        return np.asarray(x)
+        return numbers(x)
 
     memory = MEMORY.astype("float32")[:, :4]
     longer = np.concatenate([memory, 50 * np.ones((B, 3, 8), "float32")], axis=1)
-    np.testing.assert_allclose(
-        run(memory, np.ones((B, 4), bool)), run(longer, np.arange(S)[None] < np.array([[4], [4]])), atol=2e-5
-    )
+    assert_close(run(memory, np.ones((B, 4), bool)), run(longer, np.arange(S)[None] < np.array([[4], [4]])), atol=2e-5)
 
 
 def test_an_implicit_mask_passes_through_a_stack_of_blocks():
@@ -99,8 +98,8 @@ def test_an_implicit_mask_passes_through_a_stack_of_blocks():
     for _ in range(3):
         block = TransformerEncoderBlock(3, 16)
         x, scores = block(x, return_attention_scores=True)
-        assert not np.any(np.asarray(scores)[0, :, :, 2:])
-    np.testing.assert_array_equal(x._keras_mask, ids != 0)
+        assert not np.any(numbers(scores)[0, :, :, 2:])
+    assert_equal(x._keras_mask, ids != 0)
 
 
 def test_blocks_survive_saving(tmp_path):
@@ -109,9 +108,9 @@ def test_blocks_survive_saving(tmp_path):
     y = TransformerDecoderBlock(3, 20, key_dim=5, dropout=0.2, attention_dropout=0.1)(x, encoded)
     model = keras.Model([x, memory], y)
     arrays = [X.astype("float32"), MEMORY.astype("float32")]
-    before = np.asarray(model(arrays))
+    before = numbers(model(arrays))
     model.save(tmp_path / "m.keras")
-    np.testing.assert_array_equal(before, keras.models.load_model(tmp_path / "m.keras")(arrays))
+    assert_equal(before, keras.models.load_model(tmp_path / "m.keras")(arrays))
 
 
 def test_dropout_is_on_in_training_only_and_repeats_with_its_seed():
@@ -119,11 +118,11 @@ def test_dropout_is_on_in_training_only_and_repeats_with_its_seed():
         block = TransformerEncoderBlock(3, 16, dropout=0.5, attention_dropout=0.5, seed=seed)
         block.build(X.shape)
         randomise(block)
-        return np.asarray(block(X.astype("float32"), training=training))
+        return numbers(block(X.astype("float32"), training=training))
 
-    np.testing.assert_array_equal(run(1, True), run(1, True))
+    assert_equal(run(1, True), run(1, True))
     assert np.abs(run(1, True) - run(2, True)).max() > 1e-3
-    np.testing.assert_array_equal(run(1, False), run(2, False))
+    assert_equal(run(1, False), run(2, False))
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
@@ -135,7 +134,7 @@ def test_blocks_train_in_mixed_precision(policy):
     exact = TransformerEncoderBlock(3, 16)
     exact.build(X.shape)
     exact.set_weights(block.get_weights())
-    difference = np.asarray(ops.cast(block(X.astype("float32")), "float32")) - np.asarray(exact(X.astype("float32")))
+    difference = numbers(ops.cast(block(X.astype("float32")), "float32")) - numbers(exact(X.astype("float32")))
     assert np.abs(difference).max() < 0.1
 
 
@@ -157,7 +156,7 @@ def test_a_step_takes_what_call_takes_in_mixed_precision():
     context, cache = block.start(memory, MASK, B, T)
     for t in range(T):
         output, cache = block.step(x[:, t], t, context, cache)
-        np.testing.assert_allclose(*(np.asarray(ops.cast(y, "float32")) for y in (output, whole[:, t])), atol=0.1)
+        assert_close(*(numbers(ops.cast(y, "float32")) for y in (output, whole[:, t])), atol=0.1)
 
 
 def test_heads_that_do_not_divide_the_width_are_refused_with_those_that_do():
@@ -190,20 +189,20 @@ def test_impossible_settings_are_refused_in_words(make):
 
 
 def test_sinusoids_equal_the_papers_formula():
-    table = np.asarray(SinusoidalPositions(dtype="float64")(np.zeros((1, 50, 6))))[0]
+    table = numbers(SinusoidalPositions(dtype=FLOAT)(np.zeros((1, 50, 6), FLOAT)))[0]
     for t in range(50):
         for i in range(3):
             angle = t / 10000 ** (2 * i / 6)
-            assert table[t, 2 * i] == pytest.approx(math.sin(angle), abs=1e-9)
-            assert table[t, 2 * i + 1] == pytest.approx(math.cos(angle), abs=1e-9)
+            assert table[t, 2 * i] == pytest.approx(math.sin(angle), abs=10 * TOLERANCE)
+            assert table[t, 2 * i + 1] == pytest.approx(math.cos(angle), abs=10 * TOLERANCE)
 
 
 @pytest.mark.parametrize("layer", [SinusoidalPositions(), LearnedPositions(9)])
 def test_positions_step_equals_call(layer):
     x = X.astype("float32")
-    whole = np.asarray(layer(x))
+    whole = numbers(layer(x))
     for t in range(T):
-        np.testing.assert_allclose(layer.step(x[:, t], t), whole[:, t], atol=1e-6)
+        assert_close(layer.step(x[:, t], t), whole[:, t], atol=1e-6)
 
 
 def test_a_sequence_longer_than_the_positions_is_refused_with_both_numbers():
@@ -214,7 +213,7 @@ def test_a_sequence_longer_than_the_positions_is_refused_with_both_numbers():
 
 
 def test_grid_sinusoids_tell_rows_from_columns():
-    table = np.asarray(GridSinusoids(3, 5)((15, 8))).reshape(3, 5, 8)
+    table = numbers(GridSinusoids(3, 5)((15, 8))).reshape(3, 5, 8)
     for row, column in np.ndindex(3, 5):
         for half, place in enumerate((row, column)):
             for i in range(2):
@@ -226,15 +225,15 @@ def test_grid_sinusoids_tell_rows_from_columns():
 
 
 def test_embedding_and_logits_share_one_table():
-    layer = TokenEmbedding(10, 4, dtype="float64")
+    layer = TokenEmbedding(10, 4, dtype=FLOAT)
     layer.build((None, None))
     table, bias = layer.get_weights()
     bias = RNG.normal(size=10)
     layer.set_weights([table, bias])
     ids = np.array([[1, 9], [0, 3]])
-    np.testing.assert_allclose(layer(ids), table[ids] * 2.0)
-    vectors = RNG.normal(size=(2, 3, 4))
-    np.testing.assert_allclose(layer(vectors, reverse=True), vectors @ table.T + bias)
+    assert_close(layer(ids), table[ids] * 2.0, rtol=1e-6)
+    vectors = RNG.normal(size=(2, 3, 4)).astype(FLOAT)
+    assert_close(layer(vectors, reverse=True), vectors @ table.T + bias, atol=TOLERANCE)
 
 
 def test_logits_are_float32_under_mixed_precision():
@@ -243,20 +242,20 @@ def test_logits_are_float32_under_mixed_precision():
 
 
 def test_patches_are_cut_row_by_row():
-    layer = PatchEmbedding(4, 6, dtype="float64")
-    images = RNG.normal(size=(2, 8, 12, 3))
-    output = np.asarray(layer(images))
+    layer = PatchEmbedding(4, 6, dtype=FLOAT)
+    images = RNG.normal(size=(2, 8, 12, 3)).astype(FLOAT)
+    output = numbers(layer(images))
     kernel, bias = layer.get_weights()
     for p in range(6):
         row, column = divmod(p, 3)
         patch = images[:, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4].reshape(2, -1)
-        np.testing.assert_allclose(output[:, p], patch @ kernel + bias, atol=1e-10)
+        assert_close(output[:, p], patch @ kernel + bias, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("jit", [False, True])
-def test_compiled_equals_eager(jit):
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_compiled_equals_eager(mode):
     block = TransformerDecoderBlock(3, 20)
     x, memory = ops.convert_to_tensor(X.astype("float32")), ops.convert_to_tensor(MEMORY.astype("float32"))
-    eager = np.asarray(block(x, memory, memory_mask=MASK))
-    run = backend.compile(lambda a, b: block(a, b, memory_mask=ops.convert_to_tensor(MASK)), jit=jit)
-    np.testing.assert_allclose(run(x, memory), eager, atol=1e-5)
+    eager = numbers(block(x, memory, memory_mask=MASK))
+    run = backend.compile(lambda a, b: block(a, b, memory_mask=ops.convert_to_tensor(MASK)), jit=mode == "xla")
+    assert_close(run(x, memory), eager, atol=1e-5)

@@ -24,7 +24,7 @@ from mmattn import backend
 from mmattn.layers import MultiHeadAttention, SelfAttention, attention, explain_path
 from mmattn.layers.chunked import block_rows, chunked
 from mmattn.layers.dot_product import Scoring, explicit, fused
-from mmattn.layers.paths import LARGE, LONG, choose_path
+from mmattn.layers.paths import choose_path
 from mmattn.layers.sight import Sight
 
 BACKEND = keras.backend.backend()
@@ -607,6 +607,8 @@ def test_blocks_fill_the_room_they_have():
     for batch, heads, targets, sources in itertools.product((1, 64), (1, 8), (1, 5, 1000, 10**5), (1, 7, 10**6)):
         rows = block_rows(batch, heads, targets, sources)
         assert 1 <= rows <= targets and (rows <= 16 or batch * heads * rows * sources <= 2**22)
+        more = min(rows + 16, targets)
+        assert more == rows or batch * heads * more * sources > 2**22  # no block is smaller than it has to be
         assert int(block_rows(batch, heads, ops.convert_to_tensor(targets), sources)) == rows
 
 
@@ -644,19 +646,18 @@ SHORT, LONGER, UNKNOWN = (2, 8, 64, 64, "float32"), (1, 8, 1024, 1024, "float32"
         (KERNEL, LONGER, {"dropped": True}, "chunked; not fused: weights are dropped by a seed"),
         (KERNEL, LONGER, {"capped": True}, "chunked; not fused: it has no soft cap"),
         (KERNEL, LONGER, {"sloped": True}, "chunked; not fused: it has no slopes by distance"),
+        (KERNEL, SHORT, {"masked": "plane"}, "fused"),
+        (KERNEL, LONGER, {"masked": "plane"}, r"chunked; not fused: its mask would fill a whole \(T, S\) array"),
+        (WITHOUT, (None, 64, 256, 256, "float32"), {}, "chunked; not fused: there is no kernel"),
     ],
 )
 def test_the_choice_and_its_reasons(kernel, sizes, options, text, monkeypatch):
-    monkeypatch.setattr(backend, "why_no_sdpa", lambda dtype: kernel)
+    monkeypatch.setattr(backend, "why_no_sdpa", lambda *_: kernel)
     assert re.fullmatch(text, str(choose_path(*sizes, **options)))
 
 
-def test_the_choice_turns_where_memory_does():
-    assert (LONG, LARGE) == (1024 * 1024, 128 * 8 * 256 * 256)
-
-
 def test_this_backend_says_whether_it_has_a_kernel():
-    reason = backend.why_no_sdpa("float32")
+    reason = backend.why_no_sdpa("float32", 8, 8, 16, 16, False)
     assert {"tensorflow": "TensorFlow has no", "jax": "cuDNN", "torch": ""}[BACKEND] in reason
     assert (reason == "") is TORCH
 
@@ -673,7 +674,7 @@ def test_a_layer_goes_the_way_that_is_explained_for_it(kernel, flash, monkeypatc
             return function(*given)
 
         monkeypatch.setattr(attention, path, watched)
-    monkeypatch.setattr(backend, "why_no_sdpa", lambda dtype: kernel)
+    monkeypatch.setattr(backend, "why_no_sdpa", lambda *_: kernel)
     monkeypatch.setattr("mmattn.layers.paths.LONG", 36)
     ways = set()
     for options in ({}, {"soft_cap": 2.0}, {"positions": "t5"}):
@@ -693,7 +694,7 @@ def test_a_layer_goes_the_way_that_is_explained_for_it(kernel, flash, monkeypatc
 
 
 def test_flash_attention_disabled_in_keras_counts_where_the_layer_has_no_setting(monkeypatch):
-    monkeypatch.setattr(backend, "why_no_sdpa", lambda dtype: WITHOUT)
+    monkeypatch.setattr(backend, "why_no_sdpa", lambda *_: WITHOUT)
     shape = (1, 1024, 8)
     try:
         keras.config.disable_flash_attention()

@@ -7,6 +7,7 @@ import itertools
 import keras
 import numpy as np
 import pytest
+from arrays import WIDE, assert_close, assert_equal, numbers
 from keras import ops
 
 from mmattn.decoders import TransformerDecoder
@@ -36,59 +37,60 @@ DECODERS = {
 
 
 @pytest.mark.parametrize("options", DECODERS.values(), ids=DECODERS)
-@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("float64", 1e-10)])
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), WIDE])
 def test_step_equals_call(options, dtype, tolerance):
     model = make(dtype, **options)
-    whole = np.asarray(model({"pixels": PIXELS, "target_ids": IDS}))
+    whole = numbers(model({"pixels": PIXELS, "target_ids": IDS}))
     context, state = model.start({"pixels": PIXELS}, max_length=8)
     for t in range(IDS.shape[1]):
         logits, state = model.step(ops.convert_to_tensor(IDS[:, t]), t, context, state)
-        np.testing.assert_allclose(logits, whole[:, t], atol=tolerance)
+        assert_close(logits, whole[:, t], atol=tolerance)
 
 
 def test_the_future_never_reaches_the_past():
     model = make()
     changed = IDS.copy()
     changed[:, 3:] = 11
-    one, two = (np.asarray(model({"pixels": PIXELS, "target_ids": ids})) for ids in (IDS, changed))
-    np.testing.assert_array_equal(one[:, :3], two[:, :3])
+    one, two = (numbers(model({"pixels": PIXELS, "target_ids": ids})) for ids in (IDS, changed))
+    assert_equal(one[:, :3], two[:, :3])
     assert np.abs(one[:, 3:] - two[:, 3:]).max() > 1e-3
 
 
 def test_the_picture_matters():
     model = make()
-    one, two = (np.asarray(model({"pixels": p, "target_ids": IDS})) for p in (PIXELS, 255 - PIXELS))
+    one, two = (numbers(model({"pixels": p, "target_ids": IDS})) for p in (PIXELS, 255 - PIXELS))
     assert np.abs(one - two).max() > 1e-3
 
 
 def test_several_targets_of_a_source_equal_each_alone():
     model = make()
     several = np.stack([IDS, IDS[::-1]], axis=1)  # (3, 2, 5)
-    logits = np.asarray(model({"pixels": PIXELS, "target_ids": several}))
-    symbolic = model({"pixels": keras.Input((16, 24, 3)), "target_ids": keras.Input((None, None), dtype="int32")})
-    assert symbolic.shape[-1] == 20 and len(symbolic.shape) == 4
+    logits = numbers(model({"pixels": PIXELS, "target_ids": several}))
+    if keras.config.backend() != "torch":  # there Keras asks a model for shapes by a call with numbers of its own
+        symbolic = model({"pixels": keras.Input((16, 24, 3)), "target_ids": keras.Input((None, None), dtype="int32")})
+        assert symbolic.shape[-1] == 20 and len(symbolic.shape) == 4
     for n in range(2):
-        alone = np.asarray(model({"pixels": PIXELS, "target_ids": several[:, n]}))
-        np.testing.assert_allclose(logits[:, n], alone, atol=1e-5)
+        alone = numbers(model({"pixels": PIXELS, "target_ids": several[:, n]}))
+        assert_close(logits[:, n], alone, atol=1e-5)
 
 
 def test_attention_is_that_of_the_decoder_and_sums_to_one():
-    scores = np.asarray(make().attention({"pixels": PIXELS, "target_ids": IDS}))
+    scores = numbers(make().attention({"pixels": PIXELS, "target_ids": IDS}))
     assert scores.shape == (3, 2, 2, 5, 6)
-    np.testing.assert_allclose(scores.sum(-1), 1, atol=1e-5)
+    assert_close(scores.sum(-1), 1, atol=1e-5)
 
 
 @pytest.mark.parametrize("options", DECODERS.values(), ids=DECODERS)
 def test_saved_and_loaded_it_gives_the_same(options, tmp_path):
     model = make(**options, dropout=0.1, token_dropout=0.1)
     inputs = {"pixels": PIXELS, "target_ids": IDS}
-    before = np.asarray(model(inputs))
+    before = numbers(model(inputs))
     model.save(tmp_path / "m.keras")
-    np.testing.assert_array_equal(before, keras.models.load_model(tmp_path / "m.keras")(inputs))
+    assert_equal(before, keras.models.load_model(tmp_path / "m.keras")(inputs))
     twin = EncoderDecoder.from_config(model.get_config())
     twin.build({"pixels": (None, 16, 24, 3), "target_ids": (None, None)})
     twin.set_weights(model.get_weights())
-    np.testing.assert_array_equal(before, twin(inputs))
+    assert_equal(before, twin(inputs))
     for each in (model, twin):
         assert len({v.path for v in each.weights}) == len(each.weights)
 
@@ -118,7 +120,7 @@ def test_no_two_dropouts_drop_the_same_places():
 
     (layers, blocks), (twins, _) = dropouts(), dropouts()
     assert len(layers) == 2 + 2 * 2 + 2 * 3 + 1 + 2 and blocks == 4
-    noise = [np.asarray(layer(np.ones((4, 6, 8), "float32"), training=True)) for layer in layers]
+    noise = [numbers(layer(np.ones((4, 6, 8), "float32"), training=True)) for layer in layers]
     for a, b in itertools.combinations(noise, 2):
         assert np.any(a != b)
     for layer, twin in zip(layers, twins, strict=True):
@@ -132,8 +134,8 @@ def test_it_learns_eight_pairs_by_heart():
     pixels, words = rng.integers(0, 256, (8, 16, 24, 3)), rng.integers(4, 20, (8, 4))
     ids = np.concatenate([np.full((8, 1), 2), words[:, :-1]], axis=1)
     model.fit({"pixels": pixels.astype("uint8"), "target_ids": ids}, words, epochs=120, batch_size=8, verbose=0)
-    predicted = np.asarray(model({"pixels": pixels.astype("uint8"), "target_ids": ids})).argmax(-1)
-    np.testing.assert_array_equal(predicted, words)
+    predicted = numbers(model({"pixels": pixels.astype("uint8"), "target_ids": ids})).argmax(-1)
+    assert_equal(predicted, words)
 
 
 def test_a_language_model_has_no_memory():
@@ -142,7 +144,7 @@ def test_a_language_model_has_no_memory():
     context, state = decoder.start(None, None, 5, batch_size=3)
     for t in range(5):
         logits, state = decoder.step(ops.convert_to_tensor(IDS[:, t]), t, context, state)
-        np.testing.assert_allclose(logits, np.asarray(whole)[:, t], atol=1e-5)
+        assert_close(logits, numbers(whole)[:, t], atol=1e-5)
     with pytest.raises(ValueError, match="no cross-attention"):
         decoder(IDS, return_attention_scores=True)
 
@@ -161,9 +163,9 @@ def test_generation_that_cannot_start_is_refused_in_words():
 def test_token_dropout_hides_tokens_in_training_only():
     decoder = TransformerDecoder(20, 8, num_layers=1, num_heads=2, token_dropout=0.9, seed=1)
     memory = np.ones((3, 4, 8), "float32")
-    quiet = np.asarray(decoder(IDS, memory)[0])
-    np.testing.assert_array_equal(quiet, np.asarray(decoder(IDS, memory)[0]))
-    assert np.abs(quiet - np.asarray(decoder(IDS, memory, training=True)[0])).max() > 1e-3
+    quiet = numbers(decoder(IDS, memory)[0])
+    assert_equal(quiet, numbers(decoder(IDS, memory)[0]))
+    assert np.abs(quiet - numbers(decoder(IDS, memory, training=True)[0])).max() > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -192,8 +194,8 @@ def test_images_of_another_size_are_refused():
 
 def test_pixels_that_were_scaled_already_are_refused():
     model = make()
-    whole = np.asarray(model({"pixels": PIXELS, "target_ids": IDS}))
-    np.testing.assert_allclose(model({"pixels": PIXELS.astype("float32"), "target_ids": IDS}), whole, atol=1e-5)
+    whole = numbers(model({"pixels": PIXELS, "target_ids": IDS}))
+    assert_close(model({"pixels": PIXELS.astype("float32"), "target_ids": IDS}), whole, atol=1e-5)
     for scaled in (PIXELS / 255, PIXELS / 127.5 - 1):
         with pytest.raises(ValueError, match="scaled already"):
             model({"pixels": scaled.astype("float32"), "target_ids": IDS})

@@ -54,10 +54,10 @@ def test_three_dimensional_kernels_are_updated_as_the_matrices_of_the_paper(in_a
         np.testing.assert_allclose(variable.numpy(), old - step.reshape(old.shape), atol=2e-6)
 
 
-def test_embeddings_biases_and_norms_are_left_to_adam():
-    table, bias, gamma = (
+def test_embeddings_and_norms_are_left_to_adam():
+    table, gamma = (
         keras.Variable(np.ones(shape, "float32"), name=name)
-        for name, shape in (("embeddings", (5, 4)), ("bias", (2, 3)), ("gamma", (4,)))
+        for name, shape in (("embeddings", (5, 4)), ("gamma", (4,)))
     )
     table.__dict__["_path"] = "token_embedding/embeddings"
     optimizer = Muon(RATE, weight_decay=None, adam_weight_decay=None)
@@ -66,7 +66,13 @@ def test_embeddings_biases_and_norms_are_left_to_adam():
     optimizer.apply([keras.ops.ones((5, 4)), keras.ops.ones((4,))])
     for variable in (table, gamma):  # Adam's first step is the sign of the gradient times the rate
         np.testing.assert_allclose(variable.numpy(), 1.0 - RATE, atol=1e-5)
-    del bias
+
+
+def test_of_an_attention_s_variables_those_with_two_axes_count_as_matrices_too():
+    layer = SelfAttention(2, 4, positions="transformer_xl")
+    layer.build((None, None, 8))
+    left = {v.path.split("/", 1)[1] for v in layer.trainable_variables if Muon(RATE)._should_use_adamw(v)}
+    assert left == {"attention_output/bias", "positions/kernel"}
 
 
 def test_optimizer_is_the_same_after_its_configuration():

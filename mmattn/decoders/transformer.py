@@ -166,8 +166,7 @@ class TransformerDecoder(keras.layers.Layer):
         return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> Any:
-        if return_attention_scores and not self.has_cross_attention:
-            raise ValueError(f"{self.name} has no cross-attention (cross_attention=False), so it has no scores of it.")
+        self._check(token_ids, return_attention_scores)
         x = self.token_embedding(token_ids)  # (B, T, D)
         if training and self.token_dropout:  # hidden, not rescaled: at inference every token is there
             x = self.hidden_tokens(x, training=True) * (1.0 - self.token_dropout)
@@ -185,6 +184,34 @@ class TransformerDecoder(keras.layers.Layer):
             x = ops.take(ops.reshape(x, (-1, self.hidden_dim)), places, axis=0)  # (M, D)
         logits, state = self._logits(x), () if state is None else state
         return (logits, state, ops.stack(scores, axis=1)) if return_attention_scores else (logits, state)
+
+    def compute_output_spec(
+        self,
+        token_ids: Any,
+        memory: Any = None,
+        memory_mask: Any = None,
+        state: Any = None,
+        places: Any = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+    ) -> Any:
+        """Written out, because Keras on torch would call the decoder with 83 tokens: too many for learned positions."""
+        self._check(token_ids, return_attention_scores)
+        batch, length = token_ids.shape
+        vectors = (batch, length) if places is None else tuple(places.shape)
+        dtype = keras.backend.result_type(self.compute_dtype, "float32")
+        logits = keras.KerasTensor((*vectors, self.vocabulary_size), dtype=dtype)
+        state = () if state is None else state
+        if not return_attention_scores:
+            return logits, state
+        shape = (batch, self.num_layers, self.num_heads, length, memory.shape[1])
+        return logits, state, keras.KerasTensor(shape, dtype=self.compute_dtype)
+
+    def _check(self, token_ids: Any, return_attention_scores: bool) -> None:
+        if return_attention_scores and not self.has_cross_attention:
+            raise ValueError(f"{self.name} has no cross-attention (cross_attention=False), so it has no scores of it.")
+        if isinstance(self.position_embedding, LearnedPositions):
+            self.position_embedding.check_length(token_ids.shape[1])
 
     def start(self, memory: Any, memory_mask: Any, max_length: int, batch_size: Any = None) -> tuple[Any, Any]:
         """What generation starts from.

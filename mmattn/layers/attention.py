@@ -46,8 +46,9 @@ class MultiHeadAttention(keras.layers.Layer):
         output_shape: width of the output, or several axes; the width of the query when not given.
         attention_axes: the axes of the inputs that attention runs over, all between batch and width when not given.
         sliding_window: a query sees the keys that are less than so many places away.
-        flash_attention: True: never all weights at once; False: always; None: as it pays, or always after
-            `keras.config.disable_flash_attention`. Memory, speed and rounding change, the result doesn't.
+        flash_attention: True: never all weights at once; False: always all; None: as it pays, or as
+            `keras.config.enable_flash_attention` and `disable_flash_attention` have set it for all layers. Memory,
+            speed and rounding change, the result doesn't.
         kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer, activity_regularizer,
             kernel_constraint, bias_constraint: of the projections.
         use_gate: multiplies each head's output by sigmoid of a projection of the query (Qiu et al. 2025).
@@ -133,7 +134,7 @@ class MultiHeadAttention(keras.layers.Layer):
         )  # fmt: skip
         check_shares(dropout=dropout)
         check_grouped(num_heads, num_key_value_heads)
-        if soft_cap is not None and not soft_cap > 0:
+        if soft_cap is not None and (isinstance(soft_cap, (bool, str)) or not soft_cap > 0):
             raise ValueError(f"soft_cap is a positive number. Received soft_cap={soft_cap!r}.")
         if not isinstance(attention_axes, (int, list, tuple, type(None))):
             raise ValueError(f"attention_axes is a whole number, or several. Received {attention_axes!r}.")
@@ -242,6 +243,7 @@ class MultiHeadAttention(keras.layers.Layer):
         use_causal_mask: bool = False,
     ) -> Any:
         key = value if key is None else key
+        self._check_inputs(query, value, key)
         sight = self._sight(query, key, query_mask, value_mask, key_mask, attention_mask, use_causal_mask)
         query, heads, keys, values = self._project(query, key, value, sight)
         if type(self)._compute_attention is MultiHeadAttention._compute_attention:
@@ -260,7 +262,8 @@ class MultiHeadAttention(keras.layers.Layer):
                 "use_causal_mask and sliding_window need one axis that attention runs over, since several have no "
                 f"order. Received attention_axes={self.axes.attended}."
             )
-        targets, sources = self.axes.length(query), self.axes.length(key)
+        targets = self.axes.length(query)
+        sources = targets if key is query else self.axes.length(key)
         mask = attention_mask
         if mask is not None:
             if self.axes.is_plain:
@@ -273,15 +276,37 @@ class MultiHeadAttention(keras.layers.Layer):
             self.sliding_window,
         )  # fmt: skip
 
-    def _real(self, mask: Any, of: Any, name: str) -> Any:
-        return None if mask is None else self.axes.positions(check_padding(mask, tuple(of.shape[:-1]), name))
+    def _check_inputs(self, query: Any, value: Any, key: Any) -> None:
+        """Refuses what the backend would say in its own words, or read as something else."""
+        if query is value and value is key:
+            return
+        shapes = {"query": query.shape, "value": value.shape, "key": key.shape}
+        batches = {shape[0] for shape in shapes.values() if shape[0] is not None}
+        if len(batches) > 1 or tuple(value.shape[1:-1]) != tuple(key.shape[1:-1]):
+            given = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
+            known = all(None not in tuple(shape[:-1]) for shape in (value.shape, key.shape))
+            if len(batches) > 1 or known:
+                raise ValueError(
+                    "query, value and key have one batch B, and value and key one length S. Received " + given + "."
+                )
 
-    def path_of(self, batch: Any, targets: Any, sources: Any, training: bool = False, scores: bool = False) -> Path:
+    def _real(self, mask: Any, of: Any, name: str) -> Any:
+        if mask is None:
+            return None
+        mask = check_padding(mask, tuple(of.shape[:-1]), name)
+        if not self.axes.is_plain and mask.shape[0] == 1:
+            mask = ops.broadcast_to(mask, ops.shape(of)[:-1])
+        return self.axes.positions(mask)
+
+    def path_of(
+        self, batch: Any, targets: Any, sources: Any, training: bool = False, scores: bool = False, masked: str = "no"
+    ) -> Path:
         """Which way a call goes: see `mmattn.layers.explain_path`."""
         return choose_path(
             batch, self.num_heads, targets, sources, self.compute_dtype, flash_setting(self.flash_attention),
             scores=scores, dropped=training and self.dropout > 0.0, biased=self._is_biased,
-            capped=self.soft_cap is not None, sloped=self.scoring.slopes is not None,
+            capped=self.soft_cap is not None, sloped=self.scoring.slopes is not None, masked=masked,
+            widths=(self.key_dim, self.value_dim),
         )  # fmt: skip
 
     _is_biased = False
@@ -290,7 +315,8 @@ class MultiHeadAttention(keras.layers.Layer):
         self, query: Any, keys: Any, values: Any, sight: Sight, training: bool = False, scores: bool = False
     ) -> Attended:
         """From heads to heads, by the path that pays."""
-        path = self.path_of(query.shape[0], sight.targets, sight.sources, training, scores).name
+        masked = "no" if sight.is_open or sight.is_plainly_causal else "plane" if sight.fills_a_plane else "keys"
+        path = self.path_of(query.shape[0], sight.targets, sight.sources, training, scores, masked).name
         dropped = training and self.dropout > 0.0
         if path == "fused":
             return fused(query, keys, values, sight, self.scoring)
@@ -312,7 +338,8 @@ class MultiHeadAttention(keras.layers.Layer):
     ) -> tuple[Any, Any]:
         """The place where subclasses of Keras' layer change attention: heads `(B, T, H, K)`, a mask as in a call.
 
-        A subclass that overrides it is served, with all rules of the call in the mask.
+        A subclass that overrides it is served, with all rules of the call in the mask, and with keys and values
+        repeated for the query heads that share them. Axes that attention does not run over are part of the batch.
 
         Returns:
             `(B, T, H, V)` and the weights `(B, H, T, S)` or None.
@@ -328,13 +355,16 @@ class MultiHeadAttention(keras.layers.Layer):
     def _attend_by_subclass(
         self, query: Any, keys: Any, values: Any, sight: Sight, training: bool | None, scores: bool
     ) -> Attended:
+        shared = self.num_heads // self.num_key_value_heads
+        keys, values = (array if shared == 1 else ops.repeat(array, shared, axis=1) for array in (keys, values))
         query, keys, values = (ops.transpose(array, (0, 2, 1, 3)) for array in (query, keys, values))
-        mask = sight.dense()
+        mask, sees = sight.dense(), None
         if mask is not None:
+            sees = ops.any(mask, axis=(1, 3)) if sight.may_blind else None
             mask = mask[:, 0] if mask.shape[1] == 1 else mask
         asked: dict[str, Any] = {"return_attention_scores": True} if scores else {}  # an override need not know it
         output, weights = self._compute_attention(query, keys, values, mask, training, **asked)
-        return Attended(ops.transpose(output, (0, 2, 1, 3)), weights)
+        return Attended(ops.transpose(output, (0, 2, 1, 3)), weights, sees)
 
     def _bias(self, query: Any, sight: Sight) -> Any:
         """What is added to the scores."""
@@ -386,19 +416,21 @@ class MultiHeadAttention(keras.layers.Layer):
         A row that is not finite becomes NaN in the heads of query and key, but the kernels are spared it: where it is
         hidden, its slope is 0, and 0 times NaN would be NaN in their gradients.
         """
-        if not sight.may_blind:
+        if not sight.may_hide:
             return query, self._project_query(query), *self.project_memory(key, value)
+        unasked = sight.keys if query is key and query is value else None  # padding asks too, and nobody wants to know
         fine = {id(a): finite_rows(a) for a in (query, key, value)}  # in self-attention, of one array
         spared = {id(a): ops.where(fine[id(a)], a, ops.zeros((), a.dtype)) for a in (query, key, value)}
 
-        def marked(heads: Any, rows: Any) -> Any:
-            rows = self.axes.positions(rows[..., 0])[:, None, :, None]
-            return ops.where(rows, heads, ops.full((), float("nan"), heads.dtype))
+        def marked(heads: Any, rows: Any, spared: Any = None) -> Any:
+            rows = self.axes.positions(rows[..., 0])
+            rows = rows if spared is None else ops.logical_or(rows, ops.logical_not(spared))
+            return ops.where(rows[:, None, :, None], heads, ops.full((), float("nan"), heads.dtype))
 
         asks, tells = fine[id(query)], ops.logical_and(fine[id(key)], fine[id(value)])
         query, key, value = (spared[id(array)] for array in (query, key, value))
         keys, values = self.project_memory(key, value)
-        return query, marked(self._project_query(query), asks), marked(keys, tells), values
+        return query, marked(self._project_query(query), asks, unasked), marked(keys, tells), values
 
     def project_memory(self, key: Any, value: Any) -> tuple[Any, Any]:
         """The keys and values of their heads, `(B, G, S, K)` each: equation (2.1) but for the query."""
@@ -429,9 +461,13 @@ class MultiHeadAttention(keras.layers.Layer):
         training: bool | None = None,
         use_causal_mask: bool = False,
     ) -> Any:
-        shape = self.compute_output_shape(query.shape, value.shape, None if key is None else key.shape)
+        return self._output_spec(query, value, return_attention_scores, key)
+
+    def _output_spec(self, query: Any, value: Any, scores: bool, key: Any = None) -> Any:
+        key_shape = value.shape if key is None else key.shape
+        shape = MultiHeadAttention.compute_output_shape(self, query.shape, value.shape, key_shape)
         output = keras.KerasTensor(shape, dtype=self.compute_dtype)
-        if not return_attention_scores:
+        if not scores:
             return output
         axes = Axes(len(query.shape), self.attention_axes)
         weights = axes.scores_shape(query.shape, value.shape, self.num_heads)
@@ -485,6 +521,7 @@ class MultiHeadAttention(keras.layers.Layer):
         config = MultiHeadAttention.get_config(self)
         for name in ("num_key_value_heads", "qk_norm", "soft_cap", "projections"):
             config.pop(name, None)
+        config["flash_attention"] = None  # True makes Keras' layer refuse most calls
         if grouped:
             for name in ("value_dim", "output_shape", "attention_axes"):
                 config.pop(name)

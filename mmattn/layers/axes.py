@@ -108,7 +108,7 @@ class Axes:
                 for "the same for all". Of the kept axes the last may be missing, or all: `(B, *targets, *sources)`.
 
         Raises:
-            ValueError: for a shape that does not fit.
+            ValueError: for a shape that does not fit, or that can be read in two ways.
         """
         targets, sources = ([array.shape[axis] for axis in self.attended] for array in (query, key))
         kept = [query.shape[axis] for axis in self.kept]
@@ -120,12 +120,22 @@ class Axes:
             lead >= 0
             and missing >= 0
             and all(None in pair or pair[0] in (1, pair[1]) for pair in zip(shape, wanted, strict=True))
+            and all(None in pair or pair[0] == pair[1] for pair in zip(shape[-len(sources) :], sources, strict=True))
         )
         if not fits:
             raise ValueError(
                 f"An attention mask for inputs of rank {self.rank} with attention_axes={self.attended} has the shape "
-                f"(kept axes, [heads,] queries, keys) = {tuple(kept)}, [{heads},] {tuple(targets)}, {tuple(sources)}. "
-                f"Received {received}."
+                f"(kept axes, [H,] T, S) = {tuple(kept)}, [{heads},] {tuple(targets)}, {tuple(sources)}; the first of "
+                f"the kept axes is B. Received {received}."
+            )
+        padding = None not in received and received == tuple(key.shape[:-1])
+        by_head = 0 < lead <= len(kept) and missing and lead > 1 and received[lead - 1] == heads == kept[lead - 1] != 1
+        if (padding and any(size != 1 for size in received)) or by_head:
+            other = "the padding mask of the keys" if padding else f"a mask for each of H={heads} heads"
+            raise ValueError(
+                f"A mask of shape {received} can be read in two ways for kept axes {tuple(kept)}, T={tuple(targets)}, "
+                f"S={tuple(sources)}: one of them is {other}. Give it all axes, (kept axes, H or 1, T, S), or padding "
+                "through `key_mask`."
             )
         for _ in range(missing):
             mask = ops.expand_dims(mask, lead)

@@ -199,6 +199,9 @@ class _Block(keras.layers.Layer):
             "positions": self.positions,
         }
 
+    def compute_output_shape(self, inputs_shape: Any, memory_shape: Any = None) -> Any:
+        return inputs_shape
+
 
 @keras.saving.register_keras_serializable(package="mmattn")
 class TransformerEncoderBlock(_Block):

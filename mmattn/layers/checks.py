@@ -13,7 +13,7 @@ def check_positive(**sizes: Any) -> None:
     ValueError: The argument `num_layers` is a positive whole number. Received num_layers=0.
     """
     for name, size in sizes.items():
-        if size is not None and (not isinstance(size, int) or size < 1):
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
             raise ValueError(f"The argument `{name}` is a positive whole number. Received {name}={size!r}.")
 
 
@@ -25,7 +25,7 @@ def check_shares(**shares: Any) -> None:
     ValueError: dropout is a share in [0, 1). Received dropout=1.0.
     """
     for name, share in shares.items():
-        if not 0.0 <= share < 1.0:
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0.0 <= share < 1.0:
             raise ValueError(f"{name} is a share in [0, 1). Received {name}={share!r}.")
 
 

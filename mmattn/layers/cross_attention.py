@@ -54,7 +54,12 @@ class CrossAttention(MultiHeadAttention):
         )  # fmt: skip
 
     def start(self, memory: Any, memory_mask: Any = None) -> dict[str, Any]:
-        """The keys and values `(B, G, S, K)` of the memory and its mask, which every step shares."""
+        """The keys and values `(B, G, S, K)` of the memory and its mask, which every step shares.
+
+        The mask that Keras has attached to the memory counts where none is given, as in a call.
+        """
+        if memory_mask is None:
+            memory_mask = getattr(memory, "_keras_mask", None)
         if memory_mask is not None:
             memory_mask = check_padding(memory_mask, memory.shape[1], "memory_mask")
         keys, values = self.project_memory(memory, memory)
@@ -79,4 +84,11 @@ class CrossAttention(MultiHeadAttention):
         return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> Any:
-        return super().compute_output_spec(inputs, memory, return_attention_scores=return_attention_scores)
+        return self._output_spec(inputs, memory, return_attention_scores)
+
+    @classmethod
+    def _of_keras(cls, config: dict[str, Any]) -> MultiHeadAttention:
+        raise ValueError(
+            f"Keras' layer is called as layer(query, value, key), and {cls.__name__} otherwise. Use "
+            f"MultiHeadAttention.from_keras, or {cls.__name__}(...).set_weights(layer.get_weights())."
+        )

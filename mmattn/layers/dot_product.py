@@ -24,9 +24,10 @@ import keras
 from keras import ops
 
 from mmattn import backend
+from mmattn.layers.masks import check_mask
 from mmattn.layers.sight import Sight
 
-HIDDEN = -1e30  # a score under a mask, in float32 or wider: its exponential is exactly zero
+HIDDEN = -3e38  # a score under a mask, in float32 or wider: its exponential is zero beside that of any other score
 FLOAT16_MAX = 65504.0
 
 
@@ -45,11 +46,11 @@ class Scoring:
     slopes: tuple[float, ...] | None = None
 
     def products(self, query: Any, key: Any, seen: Any = None) -> Any:
-        """`(B, H, N, S)` in float32 at least, capped; 0 where nothing is `seen`, and there the slopes are 0 as well."""
+        """`(B, H, N, S)` in float32 at least, capped. With `seen`, slopes are finite though a hidden product is not."""
         query = query * self.scale
-        found = (
-            pairs(query, key) if seen is None else ops.where(seen, _safe_pairs(query, key), ops.zeros((), query.dtype))
-        )
+        found = pairs(query, key) if seen is None else _safe_pairs(query, key)
+        if seen is not None and self.soft_cap is not None:  # tanh would pass NaN on to the slopes
+            found = ops.where(seen, found, ops.zeros((), found.dtype))
         if keras.backend.standardize_dtype(found.dtype) == "float16":  # softmax of infinity is not a number
             found = ops.clip(ops.cast(found, "float32"), -FLOAT16_MAX, FLOAT16_MAX)
         found = ops.cast(found, wide_of(found.dtype))
@@ -90,11 +91,14 @@ def attend(query: Any, key: Any, value: Any, mask: Any = None, dropout: Any = No
         query: `(B, H, T, K)`; the scale is 1 / sqrt(K).
         key: `(B, G, S, K)`.
         value: `(B, G, S, V)`.
-        mask: boolean, broadcasts to `(B, H, T, S)`, True = may look; None = everything may be seen.
+        mask: boolean `(T, S)`, `(B, T, S)` or `(B, H, T, S)`, True = may look; None = everything may be seen.
         dropout: a function applied to the weights before they meet the values.
 
     Returns:
         `(B, H, T, V)` and the weights `(B, H, T, S)` before dropout.
+
+    Raises:
+        ValueError: for a mask that is not boolean or whose shape does not fit.
 
     Example:
         >>> import numpy as np
@@ -103,7 +107,9 @@ def attend(query: Any, key: Any, value: Any, mask: Any = None, dropout: Any = No
         ((1, 2, 3, 6), (1, 2, 3, 5))
     """
     query, key, value = (ops.convert_to_tensor(array) for array in (query, key, value))
-    sight = Sight(ops.shape(query)[2], ops.shape(key)[2], None if mask is None else ops.convert_to_tensor(mask))
+    if mask is not None:
+        mask = check_mask(mask, query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    sight = Sight(ops.shape(query)[2], ops.shape(key)[2], mask)
     found = explicit(query, key, value, sight, Scoring(1.0 / math.sqrt(query.shape[-1])), dropout=dropout)
     return found.heads, found.weights
 
@@ -186,9 +192,9 @@ def guarded(key: Any, value: Any) -> tuple[Any, Any]:
     Such a value becomes zeros, since a weight of zero would not hide it, and its key NaN, so that it is not lost.
     """
     fine = finite_rows(value)
-    return ops.where(fine, key, ops.full((), float("nan"), key.dtype)), ops.where(
-        fine, value, ops.zeros((), value.dtype)
-    )
+    told = ops.logical_and(fine, finite_rows(key))  # a key of infinity would be hidden from those who may see it
+    nan, zero = ops.full((), float("nan"), key.dtype), ops.zeros((), value.dtype)
+    return ops.where(told, key, nan), ops.where(fine, value, zero)
 
 
 def pairs(query: Any, key: Any) -> Any:

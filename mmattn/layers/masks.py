@@ -145,16 +145,18 @@ def check_mask(mask: Any, batch: int | None, heads: int | None, targets: int | N
 
     Raises:
         ValueError: for a mask that is not boolean, or whose shape does not fit, or fits only by accident
-            (a two-dimensional mask when the batch is as large as T: it could be a padding mask).
+            (a two-dimensional mask when the batch is as large as T, or when its first axis is not known before the
+            program runs: it could be a padding mask).
     """
     numbers = f"B={batch}, H={heads}, T={targets}, S={sources}"
     mask = check_boolean(mask, f" ({numbers})")
     received = tuple(mask.shape)
     if len(received) == 2:
-        if batch is not None and batch == targets and batch != 1:
+        if received[0] is None or (batch is not None and batch == targets and batch != 1):
             raise ValueError(
-                f"A mask of shape {received} can be read as (T, S) or as the padding mask (B, S), because {numbers}. "
-                "Pass mask[None] for (1, T, S), or padding through `key_mask` / `memory_mask`."
+                f"A mask of shape {received} can be read as (T, S) or as the padding mask (B, S), because {numbers} "
+                "(None: not known before the program runs). Pass mask[None] for (1, T, S), or padding through "
+                "`key_mask` / `memory_mask`."
             )
         mask = mask[None, None]
     elif len(received) == 3:
@@ -209,7 +211,8 @@ def check_padding(mask: Any, positions: Any, name: str) -> Any:
     )
     if not fits or (None not in (received[0], wanted[0]) and received[0] not in (1, wanted[0])):
         sizes = ", ".join("length" if size is None else str(size) for size in wanted[1:])
-        raise ValueError(f"{name} has the shape (B, {sizes}). Received {received}.")
+        batch = "" if wanted[0] is None else f" with B={wanted[0]}"
+        raise ValueError(f"{name} has the shape (B, {sizes}){batch}. Received {received}.")
     return mask
 
 

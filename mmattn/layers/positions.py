@@ -41,8 +41,9 @@ class SinusoidalPositions(keras.layers.Layer):
 
     def step(self, inputs: Any, index: Any) -> Any:
         """Adds the place `index` to every row of `(B, D)`."""
+        inputs = ops.convert_to_tensor(inputs)
         table = self._table(ops.reshape(ops.cast(index, "int32"), (1,)), inputs.shape[-1])
-        return inputs + ops.cast(table, inputs.dtype)
+        return ops.add(inputs, ops.cast(table, keras.backend.standardize_dtype(inputs.dtype)))
 
     def _table(self, positions: Any, width: int) -> Any:
         wide = keras.backend.result_type(self.compute_dtype, "float32")
@@ -108,7 +109,10 @@ class LearnedPositions(keras.layers.Layer):
 
     def step(self, inputs: Any, index: Any) -> Any:
         """Adds the place `index` to every row of `(B, D)`."""
-        return inputs + ops.cast(ops.take(self.embeddings, index, axis=0), inputs.dtype)
+        inputs = ops.convert_to_tensor(inputs)
+        return ops.add(
+            inputs, ops.cast(ops.take(self.embeddings, index, axis=0), keras.backend.standardize_dtype(inputs.dtype))
+        )
 
     def compute_output_shape(self, inputs_shape: Any) -> Any:
         return inputs_shape

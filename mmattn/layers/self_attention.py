@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from mmattn.layers.attention import MultiHeadAttention
 from mmattn.layers.checks import IN_ATTENTION
-from mmattn.layers.dot_product import explicit, finite
+from mmattn.layers.dot_product import explicit, finite, guarded
 from mmattn.layers.relative import BucketedBias, ClippedDistances, ProjectedDistances, alibi_slopes
 from mmattn.layers.rotary import check_rotary, rotate
 from mmattn.layers.sight import Sight
@@ -152,13 +154,17 @@ class SelfAttention(MultiHeadAttention):
             `(B, D)` and the new cache.
 
         Raises:
-            ValueError: for an `index` beyond the cache, where it is a Python number; a tensor's cannot be seen.
+            ValueError: for an `index` beyond the cache, where it is a number; a tensor's cannot be seen.
         """
         length = cache["keys"].shape[2]
-        if isinstance(index, int) and not 0 <= index < length:
-            raise ValueError(f"The cache holds positions 0 to {length - 1}. Received index={index}.")
+        if isinstance(index, (int, np.integer, np.ndarray)):
+            index = operator.index(index)
+            if not 0 <= index < length:
+                raise ValueError(f"The cache holds positions 0 to {length - 1}. Received index={index}.")
+        else:
+            index = ops.cast(index, "int32")
         row = inputs[:, None, :]
-        key, value = self.project_memory(row, row, index)
+        key, value = guarded(*self.project_memory(row, row, index))
         keys = ops.slice_update(cache["keys"], (0, 0, index, 0), key)
         values = ops.slice_update(cache["values"], (0, 0, index, 0), value)
         query = self._project_query(row, index)
@@ -166,6 +172,9 @@ class SelfAttention(MultiHeadAttention):
         found = explicit(self._asked(query), keys, values, sight, self.scoring, self._bias(query, sight), guard=False)
         output = self._project_output(found, row)
         return output[:, 0], {"keys": keys, "values": values}
+
+    def compute_output_shape(self, inputs_shape: Any) -> tuple[Any, ...]:  # type: ignore[override]
+        return super().compute_output_shape(inputs_shape, inputs_shape)
 
     def compute_output_spec(  # type: ignore[override]
         self,
@@ -178,7 +187,14 @@ class SelfAttention(MultiHeadAttention):
         training: bool | None = None,
         use_causal_mask: bool = False,
     ) -> Any:
-        return super().compute_output_spec(inputs, inputs, return_attention_scores=return_attention_scores)
+        return self._output_spec(inputs, inputs, return_attention_scores)
+
+    @classmethod
+    def _of_keras(cls, config: dict[str, Any]) -> MultiHeadAttention:
+        raise ValueError(
+            f"Keras' layer is called as layer(query, value), and {cls.__name__} otherwise. Use "
+            f"MultiHeadAttention.from_keras, or {cls.__name__}(...).set_weights(layer.get_weights())."
+        )
 
     def get_config(self) -> dict[str, Any]:
         config = {**super().get_config(), "positions": self.positions}

@@ -55,12 +55,27 @@ class Sight:
         return self.causal and square and all(rule is None for rule in (*self.arrays(), self.window, self.place))
 
     @property
+    def fills_a_plane(self) -> bool:
+        """Whether what is hidden takes a T x S array to be said in one: neither keys alone nor plain causality."""
+        by_query = self.queries is not None or (self.mask is not None and self.mask.shape[2] != 1)
+        return by_query or (self.is_placed and not self.is_plainly_causal)
+
+    @property
     def may_blind(self) -> bool:
         """Whether a query may be left with nothing to see."""
-        both = isinstance(self.targets, int) and isinstance(self.sources, int)
-        all_have_a_place = both and self.targets <= self.sources
-        by_place = self.is_placed and not all_have_a_place
-        return by_place or not (self.mask is None and self.keys is None and self.queries is None)
+        by_place = self.is_placed and not self._fits(self.targets, self.sources)
+        return by_place or any(rule is not None for rule in self.arrays())
+
+    @property
+    def may_hide(self) -> bool:
+        """Whether a key may be hidden from all queries, or a query be left with nothing to see."""
+        by_window = self.window is not None and not self._fits(self.sources, self.targets)
+        return by_window or self.may_blind
+
+    @staticmethod
+    def _fits(few: Any, many: Any) -> bool:
+        """Whether one length is known to be no more than the other."""
+        return few is many or (isinstance(few, int) and isinstance(many, int) and few <= many)
 
     def arrays(self) -> tuple[Any, ...]:
         """What `with_gradient` has to be handed: see `holding`."""
@@ -109,7 +124,7 @@ class Sight:
 
     def reach(self, first: int, last: int) -> tuple[int, int]:
         """The keys that the places of queries first .. last - 1 let them see: from, to. Needs T and S as numbers."""
-        shift = self.sources - self.targets
+        shift = self.first_place
         low = 0 if self.window is None else max(0, first + shift - self.window + 1)
         high = self.sources
         if self.causal:

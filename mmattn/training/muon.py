@@ -13,11 +13,12 @@ from mmattn.training.losses import PACKAGE
 
 @keras.saving.register_keras_serializable(package=PACKAGE)
 class Muon(keras.optimizers.Muon):
-    """Momentum whose matrices are orthogonalised; AdamW for embeddings, biases and norms.
+    """Momentum whose matrices are orthogonalised; AdamW for embeddings, norms and what else has one axis.
 
     Keras' own leaves every kernel to AdamW that is not two-dimensional, and those of multi-head attention are (D, h, K)
     and (h, K, D). They are the matrices W^Q, W^K, W^V (D, h K) and W^O (h K, D) of the paper; here they are treated as
-    such.
+    such. Whatever has two axes counts as a matrix, as with Keras, an attention's (h, K) biases and the tables of
+    relative positions included.
 
     Args: those of `keras.optimizers.Muon`.
 

@@ -70,18 +70,22 @@ class EncoderDecoder(keras.Model):
         self.decoder(keras.KerasTensor((memory.shape[0], None), dtype="int32"), memory, memory_mask=mask)
 
     def call(self, inputs: dict[str, Any], training: bool | None = None) -> Any:
-        if "target_ids" not in inputs:
-            raise ValueError(f'inputs holds "target_ids" beside what the encoder reads. Received {sorted(inputs)}.')
-        ids = inputs["target_ids"]
+        ids = _targets(inputs)
         memory, mask = self.encode(inputs, training=training)
         if len(ids.shape) == 2:
             return self.decoder(ids, memory, memory_mask=mask, training=training, **_places(inputs))[0]
-        if "label_places" in inputs:
-            raise ValueError('"label_places" goes with one target of each source: target_ids (B, T).')
         several, length = ops.shape(ids)[1], ops.shape(ids)[2]
         memory, mask = ops.repeat(memory, several, axis=0), ops.repeat(mask, several, axis=0)  # (B n, S, D), (B n, S)
         logits, _ = self.decoder(ops.reshape(ids, (-1, length)), memory, memory_mask=mask, training=training)
         return ops.reshape(logits, (-1, several, length, logits.shape[-1]))
+
+    def compute_output_spec(self, inputs: dict[str, Any], training: bool | None = None) -> Any:
+        """Written out, because Keras on torch would call the model, with 83 targets of 83 tokens of 83 sources."""
+        ids = _targets(inputs)
+        rows = ids if len(ids.shape) == 2 else keras.KerasTensor((None, ids.shape[-1]), dtype="int32")
+        memory, mask = self.encoder.compute_output_spec({k: v for k, v in inputs.items() if k not in TARGETS})
+        logits = self.decoder.compute_output_spec(rows, memory, memory_mask=mask, **_places(inputs))[0]
+        return logits if rows is ids else keras.KerasTensor((*ids.shape, logits.shape[-1]), dtype=logits.dtype)
 
     def encode(self, inputs: dict[str, Any], training: bool | None = None) -> tuple[Any, Any]:
         """The memory `(B, S, D)` and its mask `(B, S)`."""
@@ -176,6 +180,14 @@ class LanguageModel(keras.Model):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> LanguageModel:
         decoder = keras.saving.deserialize_keras_object(config["decoder"], custom_objects=custom_objects)
         return cls(**{**config, "decoder": decoder})
+
+
+def _targets(inputs: dict[str, Any]) -> Any:
+    if "target_ids" not in inputs:
+        raise ValueError(f'inputs holds "target_ids" beside what the encoder reads. Received {sorted(inputs)}.')
+    if len(inputs["target_ids"].shape) > 2 and "label_places" in inputs:
+        raise ValueError('"label_places" goes with one target of each source: target_ids (B, T).')
+    return inputs["target_ids"]
 
 
 def _places(inputs: dict[str, Any]) -> dict[str, Any]:

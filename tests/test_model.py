@@ -66,12 +66,23 @@ def test_several_targets_of_a_source_equal_each_alone():
     model = make()
     several = np.stack([IDS, IDS[::-1]], axis=1)  # (3, 2, 5)
     logits = numbers(model({"pixels": PIXELS, "target_ids": several}))
-    if keras.config.backend() != "torch":  # there Keras asks a model for shapes by a call with numbers of its own
-        symbolic = model({"pixels": keras.Input((16, 24, 3)), "target_ids": keras.Input((None, None), dtype="int32")})
-        assert symbolic.shape[-1] == 20 and len(symbolic.shape) == 4
     for n in range(2):
         alone = numbers(model({"pixels": PIXELS, "target_ids": several[:, n]}))
         assert_close(logits[:, n], alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"positions": "learned", "max_length": 9}])
+@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+def test_a_symbolic_call_gives_the_shapes_and_types_of_a_real_one(options, dtype):
+    model = make(dtype, **options)
+    for ids in (IDS, np.stack([IDS, IDS], axis=1)):
+        for axes in (ids.shape[1:], (None,) * (ids.ndim - 1)):
+            inputs = {"pixels": keras.Input((16, 24, 3)), "target_ids": keras.Input(axes, dtype="int32")}
+            symbolic, real = model(inputs), model({"pixels": PIXELS, "target_ids": ids})
+            assert symbolic.shape == (None, *axes, 20) and tuple(real.shape) == (*ids.shape, 20)
+            assert symbolic.dtype == keras.backend.standardize_dtype(real.dtype)
+    with pytest.raises(ValueError, match="goes with one target"):
+        model({"pixels": PIXELS, "target_ids": ids, "label_places": np.array([0])})
 
 
 def test_attention_is_that_of_the_decoder_and_sums_to_one():

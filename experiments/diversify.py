@@ -35,7 +35,16 @@ Pair = tuple[str, str]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    """Returns the exit code: 0 done, 1 after saying what is wrong."""
+    try:
+        return diversify(_parser().parse_args(arguments))
+    except (ModuleNotFoundError, OSError, ValueError) as error:  # of files, bundles and settings
+        print(f"mmattn: {error}", file=sys.stderr)
+        return 1
+
+
+def diversify(options: argparse.Namespace) -> int:
+    """Makes the pairs and writes them."""
     cut = _segmenter(options.codes)
     source = ParallelSource(options.source, options.target)
     pairs = [(source[index]["source"], source[index]["targets"][0]) for index in range(len(source))]
@@ -89,7 +98,7 @@ def _segmenter(codes: Path | None) -> Callable[[str], str]:
     try:
         from subword_nmt.apply_bpe import BPE
     except ModuleNotFoundError as error:
-        raise SystemExit("--codes needs subword-nmt: pip install subword-nmt") from error
+        raise ModuleNotFoundError("--codes needs subword-nmt: pip install subword-nmt") from error
     with open(codes, encoding="utf-8") as file:
         return BPE(file).process_line
 

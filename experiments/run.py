@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from mmattn import backend
 from mmattn.tasks.parts import PartError, blame
 from mmattn.training import tensorboard
 from mmattn.training.callbacks import StopSignals
@@ -108,7 +109,7 @@ class Run:
             optimizer=optimizer,
             loss=self.parts["loss"],
             weighted_metrics=[TokenAccuracy(), Perplexity()],
-            jit_compile=self.parts["runtime"].jit_compile,
+            jit_compile=self.parts["runtime"].jit_compile or backend.name() == "jax",  # which compiles no other way
         )
         model.optimizer.build(model.trainable_variables)
         trained = sum(math.prod(v.shape) for v in model.trainable_variables)

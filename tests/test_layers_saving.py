@@ -12,6 +12,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+from arrays import numbers
 from keras import ops
 
 import mmattn.layers
@@ -32,10 +33,6 @@ TENSORFLOW = keras.backend.backend() == "tensorflow"
 def drawn(*shapes, seed=0):
     rng = np.random.default_rng(seed)
     return [rng.normal(size=shape).astype("float32") for shape in shapes]
-
-
-def numbers(array):
-    return np.asarray(ops.convert_to_numpy(array))
 
 
 # Models with every layer, and what goes into them.

@@ -275,6 +275,17 @@ def test_more_pairs_are_made_of_the_ones_there_are(tmp_path, monkeypatch):
     assert pairs[5:] == [("ab c@@ d", "d c@@ ab"), ("ab d", "d ab")]  # made of sources; one has unknown words
 
 
+def test_what_pairs_cannot_be_made_of_is_refused_in_words(tmp_path, capsys):
+    (tmp_path / "a").write_text("one\n")
+    (tmp_path / "b").write_text("eins\nzwei\n")
+    models = ["--forward", str(tmp_path), "--backward", str(tmp_path), "--output", str(tmp_path / "o")]
+    for target, words in (("b", "the same number of lines"), ("c", "c"), ("a", "bundle.json")):
+        assert diversify.main(["--source", str(tmp_path / "a"), "--target", str(tmp_path / target), *models]) == 1
+        said = capsys.readouterr().err
+        assert said.startswith("mmattn: ") and words in said and "Traceback" not in said
+    assert not (tmp_path / "o").exists()
+
+
 def test_the_mark_of_subwords_is_taken_out_of_references_before_scoring():
     scoring = TranslationScoring("none", joiner="@@")
     made = [Prediction("1", "das Haus brennt hell", ["das Ha@@ us bre@@ nnt hell"], 1.0)]

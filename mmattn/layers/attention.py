@@ -11,6 +11,7 @@ G key and value heads, K head width (d_k, d_v). Variables have the names, shapes
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -280,15 +281,13 @@ class MultiHeadAttention(keras.layers.Layer):
         """Refuses what the backend would say in its own words, or read as something else."""
         if query is value and value is key:
             return
-        shapes = {"query": query.shape, "value": value.shape, "key": key.shape}
-        batches = {shape[0] for shape in shapes.values() if shape[0] is not None}
-        if len(batches) > 1 or tuple(value.shape[1:-1]) != tuple(key.shape[1:-1]):
-            given = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
-            known = all(None not in tuple(shape[:-1]) for shape in (value.shape, key.shape))
-            if len(batches) > 1 or known:
-                raise ValueError(
-                    "query, value and key have one batch B, and value and key one length S. Received " + given + "."
-                )
+        batches = {array.shape[0] for array in (query, value, key)} - {None}
+        lengths = zip(value.shape[1:-1], key.shape[1:-1], strict=True)
+        if len(batches) > 1 or any(None not in pair and pair[0] != pair[1] for pair in lengths):
+            raise ValueError(
+                "query, value and key have one batch B, and value and key one length S. Received query "
+                f"{tuple(query.shape)}, value {tuple(value.shape)}, key {tuple(key.shape)}."
+            )
 
     def _real(self, mask: Any, of: Any, name: str) -> Any:
         if mask is None:
@@ -479,6 +478,9 @@ class MultiHeadAttention(keras.layers.Layer):
 
         Quantized projections stay so; LoRA's share is added to the kernels.
 
+        Raises:
+            ValueError: on a class that is called otherwise, such as `SelfAttention`.
+
         >>> import numpy as np
         >>> theirs = keras.layers.MultiHeadAttention(num_heads=2, key_dim=4)
         >>> x = np.random.default_rng(0).normal(size=(1, 3, 8)).astype("float32")
@@ -486,6 +488,11 @@ class MultiHeadAttention(keras.layers.Layer):
         >>> bool(np.allclose(MultiHeadAttention.from_keras(theirs)(x, x), expected, atol=1e-6))
         True
         """
+        if "query" not in inspect.signature(cls.call).parameters:
+            raise ValueError(
+                f"Keras' layer is called as layer(query, value, key), and {cls.__name__} otherwise. Use "
+                f"MultiHeadAttention.from_keras, or {cls.__name__}(...).set_weights(layer.get_weights())."
+            )
         config = layer.get_config()
         if "num_query_heads" in config:
             config["num_heads"], config["key_dim"] = config.pop("num_query_heads"), config.pop("head_dim")

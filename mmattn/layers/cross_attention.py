@@ -85,10 +85,3 @@ class CrossAttention(MultiHeadAttention):
         training: bool | None = None,
     ) -> Any:
         return self._output_spec(inputs, memory, return_attention_scores)
-
-    @classmethod
-    def _of_keras(cls, config: dict[str, Any]) -> MultiHeadAttention:
-        raise ValueError(
-            f"Keras' layer is called as layer(query, value, key), and {cls.__name__} otherwise. Use "
-            f"MultiHeadAttention.from_keras, or {cls.__name__}(...).set_weights(layer.get_weights())."
-        )

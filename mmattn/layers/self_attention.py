@@ -189,13 +189,6 @@ class SelfAttention(MultiHeadAttention):
     ) -> Any:
         return self._output_spec(inputs, inputs, return_attention_scores)
 
-    @classmethod
-    def _of_keras(cls, config: dict[str, Any]) -> MultiHeadAttention:
-        raise ValueError(
-            f"Keras' layer is called as layer(query, value), and {cls.__name__} otherwise. Use "
-            f"MultiHeadAttention.from_keras, or {cls.__name__}(...).set_weights(layer.get_weights())."
-        )
-
     def get_config(self) -> dict[str, Any]:
         config = {**super().get_config(), "positions": self.positions}
         return {**config, "position_options": self.position_options} if self.position_options else config

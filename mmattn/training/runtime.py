@@ -19,7 +19,7 @@ class Runtime:
 
     Args:
         dtype: Keras' dtype policy: "float32", "mixed_bfloat16" or "mixed_float16" (whose loss Keras scales by itself).
-        jit_compile: compile the training step by XLA.
+        jit_compile: compile the training step by XLA; on JAX it always is.
         deterministic: use only operations whose result does not depend on the order of threads.
         threads: processor threads for an operation; None for all. Part of what makes two runs bit-identical.
     """

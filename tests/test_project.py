@@ -45,7 +45,8 @@ ALLOWED = {
     "pictures": ["preprocess"],
     "inference": ["bundle", "pictures"],
     "tasks": ["data", "encoders", "inference", "training"],
-    "cli": ["data", "inference", "training"],
+    "memory": [],
+    "cli": ["data", "inference", "memory", "training"],
     "__main__": ["cli"],
     "__init__": [],
 }

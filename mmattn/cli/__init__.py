@@ -22,6 +22,7 @@ from pathlib import Path
 import mmattn
 from mmattn.cli import caption, generate, translate
 from mmattn.cli.console import Terminated, UsageError, complain, harmless, quiet_start
+from mmattn.memory import keep_memory
 
 _BACKENDS = ("tensorflow", "jax", "torch")
 _EXPERIMENTS = {"train": "train a model, or go on with a run", "evaluate": "score a model on a data set"}
@@ -32,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # it was closed
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    if argv is None:  # a process of its own
+        keep_memory()
     try:
         with contextlib.suppress(AttributeError, ValueError):  # a replaced stdout need not be a file
             sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]  # file names may be any bytes

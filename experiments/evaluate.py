@@ -136,6 +136,10 @@ def evaluate(config: dict[str, Any]) -> int:
             print(f"Inputs shuffled: {listed(results['scores_shuffled'])}")
         results |= more
         said = [more["bleu_line"], *more["signatures"].values()] if "signatures" in more else []
+        if "perplexity" in more:
+            said.append(
+                f"perplexity of the references {more['perplexity']:.4g}, over {more['perplexity_tokens']} tokens"
+            )
         print("\n".join([*said, *lines(more.get("attention", {}))]))
         results |= {"unreadable": unreadable, "predictions": [dataclasses.asdict(p) for p in predictions]}
     if config["output"] is not None:

@@ -118,6 +118,8 @@ def run(
     for split in ("test", "test_shuffled"):
         if split in results:
             print(f"{split}: " + "  ".join(f"{name} {value:.4g}" for name, value in results[split].items()))
+    if "perplexity" in results:
+        print(f"perplexity of the references {results['perplexity']:.4g}, over {results['perplexity_tokens']} tokens")
     for signature in results.get("signatures", {}).values():
         print(signature)
     for line in lines(results.get("attention", {})):

@@ -338,15 +338,23 @@ def test_a_wrong_command_line_loads_no_backend() -> None:
     assert run("caption", "a.jpg", "--beams", "0").returncode == 2
 
 
-def test_help_of_train_lists_the_groups_of_the_configuration(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--help"]) == 0
+@pytest.mark.parametrize("name", ["train", "evaluate", "compare"])
+def test_the_help_of_an_experiment_lists_its_groups(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
     out = capsys.readouterr().out
-    for group in (path for path in resource("conf").iterdir() if path.is_dir()):
+    groups = {path for path in resource("conf").iterdir() if path.is_dir()}
+    if name != "compare":
+        groups = {path for path in groups if path.name != "comparison"}
+        assert "comparison=" not in out
+    if name == "evaluate":
+        groups = {path for path in groups if path.name in ("data", "runtime")}
+        assert "optimizer=" not in out
+    for group in groups:
         line = next(line for line in out.splitlines() if line.strip().startswith(f"{group.name}="))
         assert all(path.stem in line for path in group.glob("*.yaml"))
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "compare"])
 def test_experiments_get_the_rest_of_the_command_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     got: list[list[str]] = []
     module = types.ModuleType(name)

@@ -25,7 +25,11 @@ from mmattn.cli.console import Terminated, UsageError, complain, harmless, quiet
 from mmattn.memory import keep_memory
 
 _BACKENDS = ("tensorflow", "jax", "torch")
-_EXPERIMENTS = {"train": "train a model, or go on with a run", "evaluate": "score a model on a data set"}
+_EXPERIMENTS = {
+    "train": "train a model, or go on with a run",
+    "evaluate": "score a model on a data set",
+    "compare": "train several models on the same data and write a report",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -177,8 +181,13 @@ def _run_experiment(name: str, overrides: list[str]) -> int:
 
 
 def _experiment_help(name: str) -> str:
-    """The help of `train` and `evaluate`: what can be chosen, read from the folder conf without Hydra."""
+    """The help of an experiment's command: what can be chosen, read from the folder conf without Hydra."""
     conf = resource("conf")
+    groups = sorted(
+        path for path in conf.iterdir() if path.is_dir() and (name == "compare" or path.name != "comparison")
+    )
+    if name == "evaluate":
+        groups = [path for path in groups if path.name in ("data", "runtime")]
     lines = [
         f"usage: mmattn {name} [GROUP=OPTION ...] [KEY=VALUE ...] [--cfg job] [--config-dir DIR]",
         "",
@@ -187,9 +196,11 @@ def _experiment_help(name: str) -> str:
         "  --cfg job          show the whole configuration and stop",
         "  --config-dir DIR   a folder with groups and experiments of your own",
         *(["  resume=DIR         go on with the run in that folder"] if name == "train" else []),
+        *(["", "A setting of `mmattn train` is one of every member's. The same command goes on after a stop."]
+          if name == "compare" else []),
         "",
         "groups and their options:",
-    ]
-    for group in sorted(path for path in conf.iterdir() if path.is_dir()):
+    ]  # fmt: skip
+    for group in groups:
         lines.append(f"  {group.name}={' | '.join(sorted(path.stem for path in group.glob('*.yaml')))}")
     return "\n".join(lines)

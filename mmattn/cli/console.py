@@ -53,12 +53,11 @@ def terminable() -> Iterator[None]:
 def quiet_start() -> Iterator[None]:
     """Holds back TensorFlow's start-up notices while its libraries are loaded; passes on everything else.
 
-    C++ code prints them before it reads any setting. A user who sets TF_CPP_MIN_LOG_LEVEL gets them all.
+    C++ code prints them before it reads any setting. A user who sets TF_CPP_MIN_LOG_LEVEL to less than 3 gets them all.
     """
-    if "TF_CPP_MIN_LOG_LEVEL" in os.environ:
+    if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3") != "3":  # a process that we started has our own 3
         yield
         return
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     try:
         real = os.dup(2)
     except OSError:  # standard error is closed

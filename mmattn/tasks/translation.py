@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
 import keras
 
 from mmattn.bundle import Bundle, save_bundle
-from mmattn.data.pair_batches import source_batches
+from mmattn.data.pair_batches import PairBatches, source_batches
 from mmattn.generation import TextGenerator
 from mmattn.metrics import detokenize, translation_scores
 from mmattn.preprocess.text import Tokenizer
+from mmattn.tasks.language import measurer
 from mmattn.tasks.parts import Report, blame, check_decoding, check_encoder, tokenizer_of
 from mmattn.training.validation import Choice, Prediction, Scoring, decoding_of, finish, predict
 
 SCORES = ("bleu", "chrf", "bp", "mean_length", "exact")
 EVAL_BATCH = 64  # sentences that are translated at once
+SURPRISE_TOKENS = 4096  # of a batch of pairs whose references are foretold
 # How a bundle says that max_length alone counts, and that a search has no patience.
 UNLIMITED = {"length_factor": 100.0, "length_offset": 1, "patience": 0.0}
 
@@ -109,7 +112,11 @@ class Translating:
         def test(bundle: Bundle) -> tuple[list[Prediction], dict[str, Any]]:
             made = _translated(bundle, self.sources["test"], bundle.generation, EVAL_BATCH, self.scoring, self.reject)
             signed = self.scoring.signed(made)
-            return made, {**signed, "card": {"signatures": signed["signatures"]}}
+            return made, {
+                **signed,
+                **surprise(bundle, self.sources["test"]),
+                "card": {"signatures": signed["signatures"]},
+            }
 
         final = self.parts["final"]
         return finish(
@@ -213,7 +220,25 @@ def evaluate(
     A source of more than `max_source_length` tokens is cut and told to `reject`.
     """
     predictions = _translated(bundle, source, settings, batch_size, scoring, reject)
-    return predictions, scoring(predictions), scoring.signed(predictions)
+    more = {**scoring.signed(predictions), **surprise(bundle, source, settings["max_source_length"])}
+    return predictions, scoring(predictions), more
+
+
+def surprise(bundle: Bundle, source: Any, longest: int | None = None) -> dict[str, Any]:
+    """How well a bundle foretells the references token by token, the true tokens before each given.
+
+    Returns:
+        {"perplexity": exp of the mean loss a token, end tokens included, "perplexity_tokens": how many}; nothing where
+        no pair is short enough. Pairs of more than `longest` tokens on a side are left out.
+    """
+    longest = longest or bundle.generation["max_source_length"]
+    encode = (bundle.source_tokenizer or bundle.tokenizer).encode
+    try:
+        pairs = PairBatches(source, encode, bundle.tokenizer.encode, SURPRISE_TOKENS, longest, seed=0, shuffle=False)
+    except ValueError:  # all are too long
+        return {}
+    scores = measurer(bundle.model)(islice(pairs.iterate(), pairs.steps_per_epoch))
+    return {"perplexity": scores["perplexity"], "perplexity_tokens": pairs.labels_per_epoch}
 
 
 def _translated(

@@ -1,0 +1,162 @@
+"""Trains several models on the same data and writes a report: `mmattn compare comparison=norms data.root=FOLDER`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # run as a script
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    __package__ = "experiments"
+
+from omegaconf import OmegaConf
+
+from mmattn.comparison import plots, read_member, write_report
+from mmattn.comparison.runner import MemberRun
+from mmattn.training.callbacks import Interrupted, StopSignals
+from mmattn.training.folder import RunFolderError, RunLock
+
+from .checks import check_keys
+from .config import ConfigProblem, compose, first_line, instantiate, override_keys, resolve, split_arguments
+from .train import checked_config as checked_training
+
+KEYS = ("comparison_name", "title", "about", "sentence", "members", "folder", "minutes", "only", "costs")
+COSTS = ("lengths", "rows", "repeats", "threads")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0 all members finished, 1 some did not, 2 wrong configuration, 128 + n for signal n."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        return 0
+    try:
+        options, overrides = split_arguments(arguments)
+        own, shared = _sorted_out(overrides)
+        cfg = compose("compare", own, options.folders)
+        if options.show:
+            print(OmegaConf.to_yaml(cfg), end="")
+            return 0
+        config = checked_config(cfg)
+        folder = Path(config["folder"]).expanduser().resolve()
+        runs = member_runs(config, shared, folder, options.folders)
+        folder.mkdir(parents=True, exist_ok=True)
+        with StopSignals(), RunLock(folder):
+            return compare(config, runs, folder, f"mmattn compare {shlex.join(arguments)}".strip())
+    except ConfigProblem as error:
+        for problem in error.problems:
+            print(f"mmattn: {problem}", file=sys.stderr)
+        return 2
+    except RunFolderError as error:
+        print(f"mmattn: {error}", file=sys.stderr)
+        return 1
+    except (Interrupted, KeyboardInterrupt) as stop:
+        print("Interrupted. The same command goes on.", file=sys.stderr)
+        return getattr(stop, "exit_code", 130)
+
+
+def compare(config: dict[str, Any], runs: list[MemberRun], folder: Path, command: str) -> int:
+    """Trains what is not finished, measures it, and writes the report after each member."""
+    costs = config["costs"]
+    options = [word for name, value in (costs or {}).items() if value is not None
+               for word in (f"--{name}", *map(str, value if isinstance(value, list) else [value]))]  # fmt: skip
+    report = _report(config, runs, folder, command)
+    for run in runs:
+        if config["only"] is not None and run.name not in config["only"]:
+            continue
+        if not run.finished:
+            say(f"{run.name}: {'continues' if run.run_folder else 'starts'}; its log is {run.folder / 'log.txt'}")
+            run.train(config["minutes"], say)
+        if run.finished and costs:
+            assert run.run_folder is not None
+            run.measure("mmattn.comparison.costs", options, run.run_folder / "costs.json", say)
+        say(f"{run.name}: {run.state['problem'] or 'finished'}, {run.state['minutes']:.1f} minutes.")
+        report = _report(config, runs, folder, command)
+    done = [run.finished for run in runs]
+    say(f"{sum(done)} of {len(done)} finished. Report: {report} and {report.with_suffix('.html')}")
+    return 0 if all(done) else 1
+
+
+def checked_config(cfg: Any) -> dict[str, Any]:
+    """The resolved configuration of the comparison itself, with keys and values checked."""
+    config = resolve(cfg)
+    problems = check_keys(config, {"": KEYS})
+    members = config.get("members")
+    if not isinstance(members, dict) or not members:
+        problems.append("members is a group: a name for each member, and a list of what mmattn train is told.")
+    else:
+        problems += [f"members.{name} is a list of settings such as [experiment=pairs]. Received {what!r}."
+                     for name, what in members.items()
+                     if not isinstance(what, list) or not all(isinstance(word, str) for word in what)]  # fmt: skip
+        unknown = set(config["only"] or ()) - members.keys()
+        if unknown:
+            problems.append(f"only={sorted(unknown)}: no such member. There are: {', '.join(members)}.")
+    if not isinstance(config["minutes"], int | float) or config["minutes"] <= 0:
+        problems.append(f"minutes={config['minutes']!r} must be a number above 0.")
+    if config["costs"] is not None:
+        problems += check_keys({"costs": config["costs"]}, {"": ("costs",), "costs": COSTS})
+    if not plots.plots_installed():
+        problems.append('The report has plots: pip install "mmattn[plots]".')
+    if problems:
+        raise ConfigProblem(problems)
+    return config
+
+
+def member_runs(
+    config: dict[str, Any], shared: Sequence[str], folder: Path, folders: Sequence[str] = ()
+) -> list[MemberRun]:
+    """All members, each configuration checked before the first one starts."""
+    runs, problems = [], []
+    for name, overrides in config["members"].items():
+        words = [*overrides, *shared, *(f"--config-dir={path}" for path in folders)]
+        try:
+            resolved = checked_training(compose("train", [*overrides, *shared], folders))
+            resolved.pop("run")
+            runs.append(MemberRun(name, folder / name, words, resolved))
+        except ConfigProblem as error:
+            problems += [f"{name}: {problem}" for problem in error.problems]
+        except ValueError as error:
+            problems.append(first_line(error))
+    if problems:
+        raise ConfigProblem(problems)
+    return runs
+
+
+def _sorted_out(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The settings of the comparison, and those of every member."""
+    own: list[str] = []
+    shared: list[str] = []
+    for override, key in zip(overrides, override_keys(overrides), strict=True):
+        first = key.partition(".")[0]
+        if first == "run":
+            raise ConfigProblem([f"{override}: where the members' runs go is decided by folder=DIR."])
+        (own if first in (*KEYS, "comparison") else shared).append(override)
+    return own, shared
+
+
+def _report(config: dict[str, Any], runs: list[MemberRun], folder: Path, command: str) -> Path:
+    members = [
+        read_member(run.name, run.run_folder, run.state["config"], run.state["minutes"], run.state["problem"])
+        for run in runs
+    ]
+    first = next((member for member in members if member.finished and member.predictions), None)
+    sources = None
+    if first is not None:
+        test = instantiate({"data": {"test": first.config["data"]["test"]}})["data"]["test"]
+        records = (test[index] for index in range(len(test)))
+        sources = {str(record["id"]): record["source"] for record in records if "source" in record}
+    return write_report(
+        folder, config["title"], members, sources, config["sentence"],
+        [*([config["about"]] if config["about"] else []), f"Made by: {command}"],
+    )  # fmt: skip
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""What the run folder of one member of a comparison tells."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mmattn.training.folder import JsonLines
+
+
+@dataclass(frozen=True)
+class Member:
+    """One model of a comparison.
+
+    Attributes:
+        name: what the report calls it.
+        folder: its run folder; None before it has one.
+        minutes: of training, validation and scoring, over all legs.
+        problem: why it has no results, in words; None when it has.
+        config: the run's resolved configuration.
+        results: the run's results.json.
+        predictions: of the test split, dicts with id, text and references, in the order of the data.
+        curve: the entries of metrics.jsonl.
+        costs: what `mmattn.comparison.costs` measured; empty before that.
+    """
+
+    name: str
+    folder: Path | None = None
+    minutes: float = 0.0
+    problem: str | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)
+    predictions: list[dict[str, Any]] = field(default_factory=list)
+    curve: list[dict[str, Any]] = field(default_factory=list)
+    costs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.results)
+
+
+def read_member(
+    name: str, folder: Path | None, config: dict[str, Any], minutes: float = 0.0, problem: str | None = None
+) -> Member:
+    """Reads a run folder; what is not there yet is left empty.
+
+    >>> read_member("lstm", None, {}, problem="not started").finished
+    False
+    """
+    if folder is None:
+        return Member(name, minutes=minutes, problem=problem, config=config)
+    return Member(
+        name, folder, minutes, problem, config,
+        results=read_json(folder / "results.json"),
+        predictions=JsonLines(folder / "predictions.jsonl").read(),
+        curve=JsonLines(folder / "metrics.jsonl").read(),
+        costs=read_json(folder / "costs.json"),
+    )  # fmt: skip
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is no such file."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -1,0 +1,93 @@
+"""A report of headings, paragraphs, tables and pictures, written as Markdown and as one HTML file."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
+th, td { border-bottom: 1px solid #ccc; padding: .3rem .7rem; text-align: right; }
+th:first-child, td:first-child, .words th, .words td { text-align: left; }
+img { max-width: 100%; } code { background: #f2f2f2; padding: 0 .2rem; }
+"""
+
+
+@dataclass
+class Page:
+    """Blocks in their order; text is plain text.
+
+    >>> page = Page("Two models")
+    >>> page.table(("model", "BLEU"), [("a|b", "1.0")])
+    >>> print(page.markdown())
+    # Two models
+    <BLANKLINE>
+    | model | BLEU |
+    | --- | ---: |
+    | a\\|b | 1.0 |
+    <BLANKLINE>
+    """
+
+    title: str
+    _blocks: list[tuple[str, Any]] = field(default_factory=list)
+
+    def heading(self, text: str) -> None:
+        self._blocks.append(("heading", text))
+
+    def text(self, text: str) -> None:
+        self._blocks.append(("text", text))
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: bool = True) -> None:
+        """`numbers`: all columns but the first hold numbers, which stand at the right."""
+        self._blocks.append(("table", (tuple(columns), [tuple(row) for row in rows], numbers)))
+
+    def picture(self, path: Path, about: str) -> None:
+        """A PNG file that lies beside the page."""
+        self._blocks.append(("picture", (path, about)))
+
+    def markdown(self) -> str:
+        parts = [f"# {self.title}"]
+        for kind, block in self._blocks:
+            if kind == "heading":
+                parts.append(f"## {block}")
+            elif kind == "text":
+                parts.append(block)
+            elif kind == "table":
+                columns, rows, numbers = block
+                rule = ("---", *["---:" if numbers else "---"] * (len(columns) - 1))
+                lines = [columns, rule, *(map(_cell, row) for row in rows)]
+                parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+            else:
+                path, about = block
+                parts.append(f"![{about}]({path.name})")
+        return "\n\n".join(parts) + "\n"
+
+    def html(self) -> str:
+        parts = [f"<h1>{html.escape(self.title)}</h1>"]
+        for kind, block in self._blocks:
+            if kind in ("heading", "text"):
+                tag = "h2" if kind == "heading" else "p"
+                parts.append(f"<{tag}>{html.escape(block)}</{tag}>")
+            elif kind == "table":
+                columns, rows, numbers = block
+                lines = [_row("th", columns), *(_row("td", row) for row in rows)]
+                parts.append(f"<table{'' if numbers else ' class=words'}>{''.join(lines)}</table>")
+            else:
+                path, about = block
+                data = base64.b64encode(path.read_bytes()).decode()
+                parts.append(f'<p><img src="data:image/png;base64,{data}" alt="{html.escape(about)}"></p>')
+        head = f'<meta charset="utf-8"><title>{html.escape(self.title)}</title><style>{_STYLE}</style>'
+        return f"<!doctype html>\n<html><head>{head}</head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _row(tag: str, cells: Sequence[str]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"

@@ -7,11 +7,13 @@ from typing import Any
 import keras
 from keras import ops
 
+from mmattn.layers.quantized import KeepsQuantization
+
 TARGETS = ("target_ids", "label_places")  # of a batch's arrays, what is the decoder's
 
 
 @keras.saving.register_keras_serializable(package="mmattn")
-class EncoderDecoder(keras.Model):
+class EncoderDecoder(KeepsQuantization, keras.Model):
     """Joins an encoder and a decoder that keep the two contracts.
 
     encoder(inputs dict) -> memory (B, S, D), mask (B, S).
@@ -89,7 +91,13 @@ class EncoderDecoder(keras.Model):
 
     def encode(self, inputs: dict[str, Any], training: bool | None = None) -> tuple[Any, Any]:
         """The memory `(B, S, D)` and its mask `(B, S)`."""
-        return self.encoder({k: v for k, v in inputs.items() if k not in TARGETS}, training=training)
+        made = self.encoder({k: v for k, v in inputs.items() if k not in TARGETS}, training=training)
+        if not isinstance(made, (tuple, list)) or len(made) != 2:
+            raise ValueError(
+                f"An encoder gives two arrays, the memory (B, S, D) and its mask (B, S). {self.encoder.name} gave "
+                f"{type(made).__name__}."
+            )
+        return made[0], made[1]
 
     def start(self, inputs: dict[str, Any], max_length: int) -> tuple[Any, Any]:
         """Encodes the inputs and gives what generation of up to `max_length` tokens starts from: context, state."""
@@ -125,7 +133,7 @@ class EncoderDecoder(keras.Model):
 
 
 @keras.saving.register_keras_serializable(package="mmattn")
-class LanguageModel(keras.Model):
+class LanguageModel(KeepsQuantization, keras.Model):
     """A decoder alone: each token is predicted from those before it.
 
     Args:

@@ -101,7 +101,7 @@ def check_attention(
         The report. A law that fails, by an error of the layer too, is found there and never raised.
 
     Raises:
-        ValueError: for a length below 3, or a dtype or law that does not exist.
+        ValueError: for what is no layer, a length below 3, or a dtype or law that does not exist.
 
     Example:
         >>> from mmattn.layers import MultiHeadAttention
@@ -123,6 +123,8 @@ def check_attention(
         raise ValueError(f"There is no law {', '.join(map(repr, unknown))}. There are: {', '.join(LAWS)}.")
     if dtype not in TOLERANCES:
         raise ValueError(f"dtype is one of {', '.join(TOLERANCES)}. Received dtype={dtype!r}.")
+    if not callable(layer):
+        raise ValueError(f"layer is a Keras layer, or a function that makes one. Received {layer!r}.")
     if length < 3:
         raise ValueError(f"length is at least 3, so that something comes before and after. Received length={length}.")
     with warnings.catch_warnings():
@@ -150,4 +152,6 @@ def _word(finding: Finding) -> str:
 
 def _counted(report: Report) -> str:
     asked = [finding for finding in report.values() if finding.holds is not None]
-    return f"{sum(bool(finding.holds) for finding in asked)} of {len(asked)} hold"
+    unasked = len(report) - len(asked)
+    rest = f", {unasked} can't be asked" if unasked else ""
+    return f"{sum(bool(finding.holds) for finding in asked)} of {len(asked)} hold{rest}"

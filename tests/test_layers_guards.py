@@ -17,7 +17,12 @@ from mmattn.layers import (
     TransformerDecoderBlock,
     TransformerEncoderBlock,
     attend,
+    causal_mask,
+    combine_masks,
     explain_path,
+    padding_mask,
+    segment_mask,
+    window_mask,
 )
 from mmattn.layers.paths import choose_path
 
@@ -305,3 +310,81 @@ class TestKernels:
         assert jax.eval_shape(call, x, x).shape == (2, 8, 16)
         slopes = jax.eval_shape(jax.grad(lambda q, m: call(q, m).astype("float32").sum()), x, x)
         assert slopes.shape == (2, 8, 16)
+
+
+@pytest.mark.parametrize("width", [2 * D, D // 2, D + 1])
+def test_another_width_than_the_built_one_is_refused(width):
+    """TensorFlow would fold twice the width into a batch of another size."""
+    narrow, wide = np.ones((2, 5, D), "float32"), np.ones((2, 5, width), "float32")
+    layer = MultiHeadAttention(2, 4)
+    layer(narrow, narrow)
+    for query, value in ((wide, narrow), (narrow, wide), (wide, wide)):
+        with pytest.raises(ValueError, match=rf"of width {D}. Received \(2, 5, {width}\)"):
+            layer(query, value)
+    itself = SelfAttention(2, 4)
+    itself(narrow)
+    cache = itself.start(2, 5)
+    across = CrossAttention(2, 4)
+    across(narrow, narrow)
+    for call in (
+        lambda: itself(wide),
+        lambda: itself.step(wide[:, 0], 0, cache),
+        lambda: across(narrow, wide),
+        lambda: across.start(wide),
+        lambda: across.step(wide[:, 0], across.start(narrow)),
+    ):
+        with pytest.raises(ValueError, match=f"of width {D}"):
+            call()
+
+
+def test_masks_of_other_ranks_are_not_combined():
+    real = padding_mask(np.array([[5, 0, 0], [1, 1, 1], [1, 1, 1]]))
+    with pytest.raises(ValueError, match=r"same number of axes. Received \(1, 3, 3\), \(3, 3\)"):
+        combine_masks(causal_mask(3), real)
+    combined = np.asarray(combine_masks(causal_mask(3), None, real[:, None, :]))
+    assert combined.astype(int).tolist()[0] == [[1, 0, 0]] * 3
+
+
+def test_a_whole_number_below_zero_is_no_mask():
+    x = np.ones((2, 3, 8), "float32")
+    added = np.where(np.tril(np.ones((3, 3), bool)), 0, -(10**9)).astype("int32")
+    with pytest.raises(ValueError, match="boolean"):
+        MultiHeadAttention(2, 4)(x, x, attention_mask=added[None])
+    MultiHeadAttention(2, 4)(x, x, attention_mask=np.tril(np.ones((1, 3, 3), "int32")))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: MultiHeadAttention.from_keras(keras.layers.Attention()), "from_keras takes .* Received Attention"),
+        (lambda: MultiHeadAttention.from_keras(None), "Received NoneType"),
+        (
+            lambda: MultiHeadAttention.from_keras(type("Mine", (keras.layers.MultiHeadAttention,), {})(2, 4)),
+            "Received Mine",
+        ),
+        (lambda: explain_path(keras.layers.Dense(3), (1, 2, 3), (1, 2, 3)), "Received Dense"),
+        (lambda: causal_mask(-1), "query_length is a whole number"),
+        (lambda: window_mask(3, 1.5), "key_length is a whole number"),
+        (lambda: segment_mask(np.array([1, 1, 2])), r"\(B, length\). Received \(3,\)"),
+    ],
+)
+def test_what_is_of_the_wrong_kind_is_refused_in_words(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        (((1, 5, 9), (1, 5, 8)), "query of width 8"),
+        (((1, 5, 8), (1, 5, 7)), "value of width 8"),
+        (((5, 8), (5, 8)), "batch, length, width"),
+        (((1, 2, 5, 8), (1, 2, 5, 8)), "3 axes"),
+        ((5, 5), "arrays or shapes"),
+    ],
+)
+def test_a_path_is_explained_for_shapes_that_fit(shapes, words):
+    layer = MultiHeadAttention(2, 4)
+    layer.build((None, None, 8), (None, None, 8))
+    with pytest.raises(ValueError, match=words):
+        explain_path(layer, *shapes)

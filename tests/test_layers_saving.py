@@ -16,14 +16,18 @@ from arrays import numbers
 from keras import ops
 
 import mmattn.layers
+from mmattn.decoders import TransformerDecoder
+from mmattn.encoders.text import TextEncoder
 from mmattn.layers import (
     CrossAttention,
+    FeedForward,
     GroupedQueryAttention,
     MultiHeadAttention,
     SelfAttention,
     TransformerDecoderBlock,
     TransformerEncoderBlock,
 )
+from mmattn.model import EncoderDecoder, LanguageModel
 
 B, T, S, D, M, H, K = 2, 5, 7, 8, 6, 4, 2
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -174,7 +178,9 @@ def fresh(tmp_path_factory):
 def test_a_fresh_process_gives_the_same(fresh, name, kind):
     expected, found = fresh
     for i, array in enumerate(expected[name]):
-        np.testing.assert_allclose(found[f"{name}/{kind}/{i}"], array, atol=1e-5 if kind == "export" else 1e-6)
+        # A graph may round the bfloat16 layer of this model at other places than the operations one by one.
+        exported = 1e-2 if name == "functional" else 1e-5
+        np.testing.assert_allclose(found[f"{name}/{kind}/{i}"], array, atol=exported if kind == "export" else 1e-6)
 
 
 @pytest.mark.parametrize("name, kind", [form for form in FORMS if form[0] in STACKS])
@@ -289,3 +295,37 @@ def test_lora_on_a_quantized_model_is_saved(tmp_path):
     found = numbers(model([QUERY, VALUE]))
     again = numbers(reloaded(model, tmp_path)([QUERY, VALUE]))
     assert np.abs(again - found).max() < 0.05 * np.abs(found).max()  # the kernel is rounded anew
+
+
+@pytest.mark.parametrize("mode", ["int8", "int4", "float8"])
+def test_layers_that_hold_dense_layers_reload_quantized(mode, tmp_path):
+    """Keras makes the parts of a layer anew, in full precision, and would find weights of other shapes in the file."""
+    x, memory = keras.Input((T, D)), keras.Input((S, D))
+    y = FeedForward(4 * D)(TransformerEncoderBlock(2, 2 * D, positions="rotary")(x))
+    model = keras.Model([x, memory], TransformerDecoderBlock(2, 2 * D)(y, memory))
+    model.quantize(mode)
+    arrays = drawn((B, T, D), (B, S, D))
+    expected = ops.convert_to_numpy(model(arrays))
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(ops.convert_to_numpy(again(arrays)), expected)
+    modes = {part.quantization_mode for part in again._flatten_layers() if isinstance(part, keras.layers.Dense)}
+    assert modes == {mode}
+
+
+def test_whole_models_reload_quantized(tmp_path):
+    sizes = {"vocabulary_size": 11, "hidden_dim": D, "num_layers": 2, "num_heads": 2}
+    inputs = {"source_ids": np.array([[4, 5, 6, 0]], "int32"), "target_ids": np.array([[2, 7, 8]], "int32")}
+    for name, model in {
+        "pair": EncoderDecoder(TextEncoder(**sizes), TransformerDecoder(**sizes), share_embeddings=True),
+        "alone": LanguageModel(TransformerDecoder(**sizes, cross_attention=False)),
+    }.items():
+        taken = inputs if name == "pair" else {"target_ids": inputs["target_ids"]}
+        model(taken)
+        before = ops.convert_to_numpy(model(taken))
+        model.quantize("int8")
+        expected = ops.convert_to_numpy(model(taken))
+        assert 0 < np.abs(expected - before).max() < 0.3
+        model.save(tmp_path / f"{name}.keras")
+        again = keras.models.load_model(tmp_path / f"{name}.keras")
+        np.testing.assert_array_equal(ops.convert_to_numpy(again(taken)), expected)

@@ -9,11 +9,12 @@ from keras import ops
 
 from mmattn.layers import LearnedPositions, SinusoidalPositions, TokenEmbedding, TransformerDecoderBlock
 from mmattn.layers.checks import IN_ATTENTION, check_heads, check_positions, check_positive, check_shares
+from mmattn.layers.quantized import KeepsQuantization
 from mmattn.layers.seeds import part_seed
 
 
 @keras.saving.register_keras_serializable(package="mmattn")
-class TransformerDecoder(keras.layers.Layer):
+class TransformerDecoder(KeepsQuantization, keras.layers.Layer):
     """A stack of decoder blocks over embedded tokens, with the embedding table as its output layer.
 
     Args:

@@ -11,11 +11,12 @@ from keras import ops
 from mmattn.encoders.pixels import check_pixel_range
 from mmattn.layers import GridSinusoids, LearnedPositions, PatchEmbedding, TransformerEncoderBlock
 from mmattn.layers.checks import check_heads, check_positive, check_shares
+from mmattn.layers.quantized import KeepsQuantization
 from mmattn.layers.seeds import part_seed
 
 
 @keras.saving.register_keras_serializable(package="mmattn")
-class VisionTransformer(keras.layers.Layer):
+class VisionTransformer(KeepsQuantization, keras.layers.Layer):
     """Patches, learned positions and a stack of encoder blocks, if wanted behind a few convolutions.
 
     Args:

@@ -9,13 +9,14 @@ from keras import ops
 
 from mmattn.layers import LearnedPositions, SinusoidalPositions, TokenEmbedding, TransformerEncoderBlock
 from mmattn.layers.checks import IN_ATTENTION, check_heads, check_positions, check_positive, check_shares
+from mmattn.layers.quantized import KeepsQuantization
 from mmattn.layers.seeds import part_seed
 
 PAD = 0
 
 
 @keras.saving.register_keras_serializable(package="mmattn")
-class TextEncoder(keras.layers.Layer):
+class TextEncoder(KeepsQuantization, keras.layers.Layer):
     """Embedded tokens, their positions and a stack of encoder blocks that look at the real tokens alone.
 
     Args:

@@ -167,6 +167,7 @@ class MultiHeadAttention(keras.layers.Layer):
     def build(self, query_shape: Any, value_shape: Any, key_shape: Any = None) -> None:
         key_shape = value_shape if key_shape is None else key_shape
         self._check_shapes(query_shape, value_shape, key_shape)
+        self._widths = tuple(shape[-1] for shape in (query_shape, key_shape, value_shape))
         self.axes = Axes(len(query_shape), self.attention_axes)
         self.axes.check_kept(query_shape, key_shape)
         groups = self.num_key_value_heads
@@ -200,6 +201,26 @@ class MultiHeadAttention(keras.layers.Layer):
                 "All axes of key and value but the width must be equal. Received value "
                 f"{tuple(value_shape)}, key {tuple(key_shape)}."
             )
+
+    def check_call_shapes(self, query_shape: Any, value_shape: Any) -> None:
+        """Refuses shapes that a built layer cannot be called with, the key being the value."""
+        self._check_shapes(query_shape, value_shape, value_shape)
+        if len(query_shape) != self.axes.rank:
+            raise ValueError(
+                f"{self.name} was built for arrays of {self.axes.rank} axes. Received {tuple(query_shape)}."
+            )
+        for name, shape, width in zip(("query", "value"), (query_shape, value_shape), self._widths[::2], strict=True):
+            if shape[-1] not in (None, width):
+                raise ValueError(f"{self.name} was built for a {name} of width {width}. Received {tuple(shape)}.")
+
+    def _check_widths(self, **inputs: Any) -> None:
+        """Refuses another width than the kernels', which some backends would fold into the batch."""
+        wanted = dict(zip(("query", "key", "value"), self._widths, strict=True))
+        for name, array in inputs.items():
+            if array.shape[-1] not in (None, wanted[name]):
+                raise ValueError(
+                    f"{self.name} was built for a {name} of width {wanted[name]}. Received {tuple(array.shape)}."
+                )
 
     def _split(self, name: str, shape: Any, heads: int, width: int, activation: Any = None) -> Any:
         letters = _letters(shape)
@@ -433,10 +454,12 @@ class MultiHeadAttention(keras.layers.Layer):
 
     def project_memory(self, key: Any, value: Any) -> tuple[Any, Any]:
         """The keys and values of their heads, `(B, G, S, K)` each: equation (2.1) but for the query."""
+        self._check_widths(key=key, value=value)
         keys, values = self.axes.heads(self._key_dense(key)), self.axes.heads(self._value_dense(value))
         return (self._key_norm(keys) if self.qk_norm else keys), values
 
     def _project_query(self, query: Any) -> Any:
+        self._check_widths(query=query)
         heads = self.axes.heads(self._query_dense(query))
         return self._query_norm(heads) if self.qk_norm else heads
 
@@ -479,7 +502,8 @@ class MultiHeadAttention(keras.layers.Layer):
         Quantized projections stay so; LoRA's share is added to the kernels.
 
         Raises:
-            ValueError: on a class that is called otherwise, such as `SelfAttention`.
+            ValueError: for another layer, or a subclass, which may compute something else; on a class of ours that is
+                called otherwise, such as `SelfAttention`.
 
         >>> import numpy as np
         >>> theirs = keras.layers.MultiHeadAttention(num_heads=2, key_dim=4)
@@ -492,6 +516,11 @@ class MultiHeadAttention(keras.layers.Layer):
             raise ValueError(
                 f"Keras' layer is called as layer(query, value, key), and {cls.__name__} otherwise. Use "
                 f"MultiHeadAttention.from_keras, or {cls.__name__}(...).set_weights(layer.get_weights())."
+            )
+        if type(layer) not in (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention):
+            raise ValueError(
+                "from_keras takes a keras.layers.MultiHeadAttention or GroupQueryAttention. Received "
+                f"{type(layer).__name__}."
             )
         config = layer.get_config()
         if "num_query_heads" in config:

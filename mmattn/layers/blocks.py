@@ -16,6 +16,7 @@ from keras import ops
 
 from mmattn.layers.checks import check_heads, check_positive, check_shares
 from mmattn.layers.cross_attention import CrossAttention
+from mmattn.layers.quantized import KeepsQuantization
 from mmattn.layers.seeds import part_seed
 from mmattn.layers.self_attention import SelfAttention, check_places
 
@@ -23,7 +24,7 @@ NORMS = ("pre", "post")
 
 
 @keras.saving.register_keras_serializable(package="mmattn")
-class FeedForward(keras.layers.Layer):
+class FeedForward(KeepsQuantization, keras.layers.Layer):
     """Two dense layers at every position: `activation(x W1 + b1) W2 + b2`.
 
     Args:
@@ -89,7 +90,7 @@ class FeedForward(keras.layers.Layer):
         }
 
 
-class _Block(keras.layers.Layer):
+class _Block(KeepsQuantization, keras.layers.Layer):
     """What the two blocks share: sizes, and the residual branch with its norm and dropout."""
 
     def __init__(

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from mmattn.backend import is_traced
 from mmattn.layers.checks import check_positive
 
 # Shapes: B batch, H heads, T target (query) length, S memory (key) length.
@@ -64,6 +65,7 @@ def causal_mask(query_length: Any, key_length: Any = None) -> Any:
         [[True, True, False], [True, True, True]]
     """
     key_length = query_length if key_length is None else key_length
+    _check_lengths(query_length=query_length, key_length=key_length)
     rows = ops.arange(query_length, dtype="int32")[:, None] + (key_length - query_length)
     columns = ops.arange(key_length, dtype="int32")[None, :]
     return ops.less_equal(columns, rows)[None, :, :]
@@ -89,6 +91,7 @@ def window_mask(query_length: Any, key_length: Any = None, window: int = 1) -> A
     """
     check_positive(window=window)
     key_length = query_length if key_length is None else key_length
+    _check_lengths(query_length=query_length, key_length=key_length)
     rows = ops.arange(query_length, dtype="int32")[:, None] + (key_length - query_length)
     columns = ops.arange(key_length, dtype="int32")[None, :]
     return ops.less(ops.abs(rows - columns), window)[None, :, :]
@@ -132,8 +135,17 @@ def segment_mask(segment_ids: Any, key_segment_ids: Any = None) -> Any:
     """
     segment_ids = ops.convert_to_tensor(segment_ids)
     key_segment_ids = segment_ids if key_segment_ids is None else ops.convert_to_tensor(key_segment_ids)
+    shapes = tuple(segment_ids.shape), tuple(key_segment_ids.shape)
+    if {len(shape) for shape in shapes} != {2}:
+        raise ValueError(f"Segment ids have the shape (B, length). Received {shapes[0]} and {shapes[1]}.")
     same = ops.equal(segment_ids[:, :, None], key_segment_ids[:, None, :])
     return ops.logical_and(same, ops.not_equal(segment_ids, 0)[:, :, None])
+
+
+def _check_lengths(**lengths: Any) -> None:
+    for name, length in lengths.items():
+        if isinstance(length, (int, float)) and (length != int(length) or length < 0):
+            raise ValueError(f"{name} is a whole number, 0 or more. Received {length!r}.")
 
 
 def check_mask(mask: Any, batch: int | None, heads: int | None, targets: int | None, sources: int | None) -> Any:
@@ -180,11 +192,12 @@ def check_boolean(mask: Any, about: str = "", what: str = "An attention mask is 
     """Brings a mask of truth values or whole numbers (0 hides) to boolean.
 
     Raises:
-        ValueError: for real numbers: an additive mask read as truth values would show just what it hides.
+        ValueError: for real numbers, or whole numbers below 0 where they can be seen: an additive mask read as truth
+            values would show just what it hides.
     """
     mask = ops.convert_to_tensor(mask)
     dtype = keras.backend.standardize_dtype(mask.dtype)
-    if keras.backend.is_float_dtype(dtype):
+    if keras.backend.is_float_dtype(dtype) or (dtype != "bool" and not is_traced(mask) and bool(ops.any(mask < 0))):
         raise ValueError(
             f"{what}. Received dtype {dtype} of shape {tuple(mask.shape)}{about}. "
             "Compare first: `mask != 0`, or `additive_mask > -1` for an additive one."
@@ -217,9 +230,26 @@ def check_padding(mask: Any, positions: Any, name: str) -> Any:
 
 
 def combine_masks(*masks: Any) -> Any:
-    """The conjunction of masks that broadcast against each other; None stands for "everything may be seen"."""
+    """The conjunction of masks that broadcast against each other; None stands for "everything may be seen".
+
+    Raises:
+        ValueError: for masks of other numbers of axes: a padding mask (B, S) beside a plane (1, T, S) would be read as
+            one of queries and keys.
+
+    Example:
+        >>> import numpy as np
+        >>> real = padding_mask(np.array([[5, 6, 0]]))  # (B, S)
+        >>> np.asarray(combine_masks(causal_mask(3), real[:, None, :]))[0].astype(int).tolist()
+        [[1, 0, 0], [1, 1, 0], [1, 1, 0]]
+    """
+    given = [mask for mask in masks if mask is not None]
+    shapes = [tuple(mask.shape) for mask in given]
+    if len({len(shape) for shape in shapes}) > 1:
+        raise ValueError(
+            f"Masks to combine have the same number of axes. Received {', '.join(map(str, shapes))}. A padding mask "
+            "(B, S) becomes mask[:, None, :], a plane (T, S) becomes mask[None]."
+        )
     combined = None
-    for mask in masks:
-        if mask is not None:
-            combined = mask if combined is None else ops.logical_and(combined, mask)
+    for mask in given:
+        combined = mask if combined is None else ops.logical_and(combined, mask)
     return combined

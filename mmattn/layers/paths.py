@@ -109,7 +109,7 @@ def explain_path(
         A Path: its `name` and `reasons`; printed, one line.
 
     Raises:
-        ValueError: for a layer that is not built, or an unknown `masked`.
+        ValueError: for another layer or one that is not built, shapes that do not fit it, or an unknown `masked`.
 
     >>> from mmattn.layers import MultiHeadAttention
     >>> layer = MultiHeadAttention(num_heads=8, key_dim=64)
@@ -117,15 +117,25 @@ def explain_path(
     >>> explain_path(layer, (1, 4096, 512), (1, 4096, 512), return_attention_scores=True).name
     'explicit'
     """
+    if not hasattr(layer, "path_of"):
+        raise ValueError(f"explain_path takes an attention layer of mmattn.layers. Received {type(layer).__name__}.")
     if not layer.built:
         raise ValueError(f"{layer.name} is not built: call it once, or build it, before its path is asked for.")
-    shapes = [tuple(getattr(array, "shape", array)) for array in (query, value)]
+    shapes = [_shape_of(array) for array in (query, value)]
+    layer.check_call_shapes(*shapes)
     lengths = [_size([shape[axis] for axis in layer.axes.attended]) for shape in shapes]
     batch = _size([shapes[0][axis] for axis in layer.axes.kept])
     if masked not in ("no", "keys", "plane"):
         raise ValueError(f'masked is "no", "keys" or "plane". Received {masked!r}.')
     masked = masked if layer.sliding_window is None else "plane"
     return layer.path_of(batch, *lengths, training=training, scores=return_attention_scores, masked=masked)
+
+
+def _shape_of(array: Any) -> tuple[Any, ...]:
+    shape = getattr(array, "shape", array)
+    if not isinstance(shape, (list, tuple)) and not hasattr(shape, "__iter__"):
+        raise ValueError(f"query and value are arrays or shapes such as (None, 128, 512). Received {array!r}.")
+    return tuple(shape)
 
 
 def _size(sizes: list[Any]) -> int | None:

@@ -63,8 +63,29 @@ def split_arguments(arguments: Sequence[str]) -> tuple[Options, list[str]]:
         elif "=" not in word and not word.startswith("~"):
             raise ConfigProblem([f"{word!r} is no setting: KEY=VALUE is wanted, such as experiment=shapes_caption."])
         else:
-            overrides.append(word)
+            overrides.append(in_quotes(word))
     return options, overrides
+
+
+def in_quotes(override: str) -> str:
+    """The override with its value in quotes where Hydra's grammar needs them, as for a letter beyond ASCII.
+
+    What begins with a quote or a bracket is the user's own; a value with commas is taken for a text, not for several.
+
+    >>> in_quotes("data.path=päare=1.tsv"), in_quotes("fit.epochs=3"), in_quotes("a=[1,2]")
+    ("data.path='päare=1.tsv'", 'fit.epochs=3', 'a=[1,2]')
+    """
+    key, equals, value = override.partition("=")
+    if not equals or not value or value[0] in "[{'\"":
+        return override
+    try:
+        if not OverridesParser.create().parse_override(override).is_sweep_override():
+            return override
+    except HydraException:
+        pass
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", value)  # backslashes count only before a quote
+    escaped = re.sub(r"(\\+)$", r"\1\1", escaped)
+    return f"{key}='{escaped}'"
 
 
 def compose(name: str, overrides: Sequence[str], folders: Sequence[str] = ()) -> DictConfig:
@@ -83,7 +104,7 @@ def compose(name: str, overrides: Sequence[str], folders: Sequence[str] = ()) ->
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
             cfg = hydra.compose(name, overrides=[*search, *overrides], return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigProblem([_in_words(error, name)]) from error
+        raise ConfigProblem([_in_words(error, name, overrides)]) from error
     finally:
         GlobalHydra.instance().clear()
     with open_dict(cfg):
@@ -142,12 +163,12 @@ def _resolvers() -> None:
     OmegaConf.register_new_resolver("file_name", lambda path: Path(path).name, replace=True)
 
 
-def _in_words(error: Exception, name: str) -> str:
+def _in_words(error: Exception, name: str, overrides: Sequence[str]) -> str:
     text = str(error)
     wrong_key = re.search(r"Could not override '([^']+)'", text)
     if wrong_key:
         key = wrong_key[1]
-        return f"{key} is not in the configuration.{_close(key, name)} (+{key}=... adds a new key.)"
+        return f"{key} is not in the configuration.{_close(key, name, overrides)} (+{key}=... adds a new key.)"
     group = re.search(r"In '[^']*': Could not find '([^']+)'", text)
     if group:
         options = re.search(r"Available options in '[^']+':\s*(.*)", text, re.DOTALL)
@@ -158,11 +179,17 @@ def _in_words(error: Exception, name: str) -> str:
     return first_line(error)
 
 
-def _close(key: str, name: str) -> str:
-    try:
-        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            known = [path for path, _ in _paths(OmegaConf.to_container(hydra.compose(name)))]
-    except (HydraException, OmegaConfBaseException):
+def _close(key: str, name: str, overrides: Sequence[str]) -> str:
+    """Keys that resemble a wrong one, of the configuration that the chosen groups make."""
+    groups = [override for override in overrides if "." not in override.partition("=")[0]]
+    for chosen in (groups, []):
+        try:
+            with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+                known = [path for path, _ in _paths(OmegaConf.to_container(hydra.compose(name, overrides=chosen)))]
+            break
+        except (HydraException, OmegaConfBaseException):
+            continue
+    else:
         return ""
     near = get_close_matches(key, known, n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(near)}?" if near else ""

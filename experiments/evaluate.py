@@ -104,7 +104,8 @@ def evaluate(config: dict[str, Any]) -> int:
     source = made["data"][config["split"]]
     fields = TASKS[bundle.kind].fields
     if len(source) and not set(fields) <= source[0].keys():
-        raise ConfigProblem([f"data, for a {bundle.kind}: {wrong_records(fields, source[0])}"])
+        other = f"{wrong_records(fields, source[0])} data=... chooses another source."
+        raise ConfigProblem([f"data, for a {bundle.kind}: {other}"])
     if config["limit"] is not None:
         source = First(source, config["limit"])
     unreadable: list[str] = []
@@ -144,6 +145,10 @@ def evaluate(config: dict[str, Any]) -> int:
         results |= {"unreadable": unreadable, "predictions": [dataclasses.asdict(p) for p in predictions]}
     if config["output"] is not None:
         write_json(Path(config["output"]).expanduser().resolve(), results)
+    if unreadable:
+        print(
+            f"mmattn: exit code 1 because {len(unreadable)} records could not be read whole, see above", file=sys.stderr
+        )
     return 1 if unreadable else 0
 
 

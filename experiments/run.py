@@ -49,14 +49,19 @@ class Run:
         self.weights = ""
         self.rejected = JsonLines(folder / "rejected.jsonl")
         self._known = {(entry["id"], entry["reason"]) for entry in self.rejected.read()}
-        for split, source in sources.items():
-            for reason in getattr(source, "skipped", ()):
-                if reason not in {told for _, told in self._known}:  # a faulty line may belong to no split
-                    self._reject(split, reason)
+        faulty = {reason: split for split, source in sources.items() for reason in getattr(source, "skipped", ())}
+        for reason, split in faulty.items():  # a faulty line may belong to no split
+            if reason not in {told for _, told in self._known}:
+                self._reject(split, reason)
+        if faulty:
+            say(f"Faulty lines left out: {len(faulty)}, see rejected.jsonl.")
         wanted = parts["task"].func.fields
         for split in SPLITS:
             if len(sources[split]) and not set(wanted) <= sources[split][0].keys():
                 raise ConfigProblem([f"data.{split}: {wrong_records(wanted, sources[split][0])}"])
+        cut = [s for s in SPLITS if limits[s] is not None and limits[s] < len(sources[s])]
+        if cut:
+            say("Limited by `limit`: " + ", ".join(f"{limits[s]} of {len(sources[s])} {s} records" for s in cut) + ".")
         sources = {s: sources[s] if limits[s] is None else First(sources[s], limits[s]) for s in SPLITS}
         try:
             self.task = parts["task"](
@@ -82,6 +87,10 @@ class Run:
         state = loop.run()
         self.weights = f"{state.best_weights}, the best of the validations by {options.monitor}"
         self.say(f"Best: {options.monitor} {state.best_score:.4g}, {state.best_weights}.")
+        if state.best_score == 0 and options.monitor in ("bleu", "cider_d", "bleu4"):
+            self.say(
+                "No validation has scored more than 0: the model has not learned to write yet. Train it for longer."
+            )
 
     def finish(self) -> dict[str, Any]:
         """What the task makes of the trained model: bundle and results."""

@@ -184,7 +184,10 @@ def resumed_config(folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
 def start_folder(config: dict[str, Any], arguments: Sequence[str]) -> Path:
     """A new run folder with all that says what was run."""
     root = Path(config["run"]["root"]).expanduser().resolve()
-    folder = new_run_folder(root, str(config["run"]["name"]))
+    try:
+        folder = new_run_folder(root, str(config["run"]["name"]))
+    except OSError as error:
+        raise ConfigProblem([f"run.root={root}: no folder can be made there. {error.strerror}."]) from error
     write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config)))
     command = shlex.join(["mmattn", "train", *arguments])
     seed, commit = config["run"]["seed"], git_commit(Path(__file__).resolve())

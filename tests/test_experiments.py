@@ -366,3 +366,23 @@ def test_same_seed_gives_the_same_weights_and_another_seed_gives_others(tmp_path
         (path,) = (tmp_path / name).glob("*/best.npz")
         weights[name] = [array.tobytes() for array in read(path)[0].values()]
     assert weights["a"] == weights["b"] != weights["c"]
+
+
+def test_a_path_with_any_letter_needs_no_quotes(tmp_path):
+    for name in ("päare.tsv", "a=b.tsv", "mit blank ü.tsv", "a,b.tsv", "it's.tsv", "wörld\\'s.tsv", "end\\"):
+        _, [override] = split_arguments([f"data.path={tmp_path}/{name}"])
+        cfg = compose("train", ["experiment=pairs", override])
+        assert cfg.data.path == f"{tmp_path}/{name}"
+    kept = ["final.num_beams=[1,2]", "data.path='x y'", "size=tiny", "+a.b=null", "~card", "fit.patience=3"]
+    assert split_arguments(kept)[1] == kept
+
+
+def test_a_misspelt_key_is_compared_with_those_of_the_chosen_groups(capsys):
+    assert train.main(["experiment=pairs", "data.paht=x"]) == 2
+    assert "Did you mean data.path" in capsys.readouterr().err
+
+
+def test_a_root_that_can_hold_no_runs_is_a_fault_of_the_configuration(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert train.main([*QUICK, f"run.root={tmp_path}/file"]) == 2
+    assert f"run.root={tmp_path}/file: no folder can be made there" in capsys.readouterr().err

@@ -22,7 +22,7 @@ blank line. FILE is UTF-8 text, plain or compressed (gzip, xz, bzip2); lines end
 
 With --output, what is done stands in OUTPUT.part until all of it is. A run that was stopped (Ctrl-C, a signal, a
 crash) is continued by the same command, if input, bundle and settings are still the same; how it is batched and what
-is done with bad lines may change."""
+is done with bad lines may change (with other batches, words that are as good as equally likely may change places)."""
 EPILOG = """\
 --nbest writes up to N lines for each sentence: its number, tab, translation, tab, score. --json writes one object a
 line: line, source, translation, score, confidence, alternatives; or line and error. In plain output a line break or

@@ -61,6 +61,8 @@ class PairSource:
         ValueError: an argument out of range.
     """
 
+    _hint = ""  # what may help where no pair is left
+
     def __init__(
         self,
         where: str,
@@ -82,7 +84,7 @@ class PairSource:
             key = _same(pair.source) if group else len(records)
             records.setdefault(key, (pair, {}))[1].setdefault(_same(pair.target), pair.target)
         if faults and problems == "error":
-            raise refusal(where, f"{_count(faults, 'problem')}. problems='skip' leaves these lines out.", faults)
+            raise refusal(where, f"{_count(faults, 'problem')}. problems=skip leaves these lines out.", faults)
         self.skipped = faults
         self.excluded: list[str] = []
         self._records: list[dict[str, Any]] = []
@@ -94,7 +96,7 @@ class PairSource:
                 self._records.append({"id": pair.id, "source": pair.source, "targets": list(targets.values())})
         if not self._records:
             left = f"{_count(faults, 'line')} left out and {_count(self.excluded, 'record')} excluded"
-            raise refusal(where, f"no pair of sentences is left: {left}.", faults)
+            raise refusal(where, f"no pair of sentences is left: {left}.{self._hint}", faults)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -168,6 +170,8 @@ class TsvSource(PairSource):
         reverse: Translate the other way: swap the two columns.
         exclude_seen_in, exclude_side: See `PairSource`.
     """
+
+    _hint = " A small file needs larger shares for this split (shares: train, valid, test)."
 
     def __init__(
         self,

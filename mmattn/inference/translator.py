@@ -108,7 +108,10 @@ class Translator:
         compiled: bool | str = "auto",
         **settings: Any,
     ) -> list[Any]:
-        """Translations of texts, in their order. A text's translation doesn't depend on the others.
+        """Translations of texts, in their order.
+
+        A text's translation doesn't depend on what the others say. It may depend on `batch_size`: sums are rounded
+        otherwise in batches of other sizes, and where two words are as good as equally likely that decides.
 
         Texts of about the same length are translated together. A blank text has an empty translation.
 

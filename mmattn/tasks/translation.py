@@ -151,7 +151,7 @@ class Translating:
         others = ", ".join(
             f"{len(source)} {split} sentences" for split, source in self.sources.items() if split != "train"
         )
-        faults = f" {len(train.faults)} left out or cut: see rejected.jsonl." if train.faults else ""
+        faults = f" {len(train.faults)} of train left out or cut: see rejected.jsonl." if train.faults else ""
         self.say(f"Pairs: {train.num_examples} train, {others}.{faults} {self.tokenizer}.")
         self.say(
             f"Batches: {train.steps_per_epoch} a pass in {len(train.buckets)} shapes, {train.padding:.1%} padding, "

@@ -299,12 +299,12 @@ class TrainingLoop:
                 )
             score = float(scores[monitor])
             self.snapshots.add(state.step, score, self.model)
-            if state.best_score is None or score > state.best_score:
-                state.best_score, state.best_step, state.waited = score, state.step, 0
+            better = state.best_score is None or score > state.best_score
+            state.waited = 0 if better else state.waited + 1
+            if better or score == state.best_score:  # of equals the one that has learned for longer
+                state.best_score, state.best_step = score, state.step
                 weights = {name: array for name, array in capture(self.model).items() if name.startswith("model/")}
                 write(self.best_path, weights, {"step": state.step, "scores": {k: float(v) for k, v in scores.items()}})
-            else:
-                state.waited += 1
         return {f"val_{name}": float(value) for name, value in scores.items()}
 
     def _scores(self) -> dict[str, float]:

@@ -20,8 +20,10 @@ from mmattn.layers.positions import GridSinusoids, LearnedPositions, SinusoidalP
 from mmattn.layers.relative import BucketedBias, ClippedDistances, ProjectedDistances, alibi_slopes
 from mmattn.layers.rotary import rotate
 from mmattn.layers.self_attention import SelfAttention
+from mmattn.layers.single_head import AdditiveAttention, MultiplicativeAttention
 
 __all__ = [
+    "AdditiveAttention",
     "BucketedBias",
     "ClippedDistances",
     "CrossAttention",
@@ -30,6 +32,7 @@ __all__ = [
     "GroupedQueryAttention",
     "LearnedPositions",
     "MultiHeadAttention",
+    "MultiplicativeAttention",
     "PatchEmbedding",
     "Path",
     "ProjectedDistances",

@@ -17,6 +17,7 @@ from mmattn.layers.masks import (
 )
 from mmattn.layers.paths import Path, explain_path
 from mmattn.layers.positions import GridSinusoids, LearnedPositions, SinusoidalPositions
+from mmattn.layers.recurrent_stack import RecurrentStack
 from mmattn.layers.relative import BucketedBias, ClippedDistances, ProjectedDistances, alibi_slopes
 from mmattn.layers.rotary import rotate
 from mmattn.layers.self_attention import SelfAttention
@@ -36,6 +37,7 @@ __all__ = [
     "PatchEmbedding",
     "Path",
     "ProjectedDistances",
+    "RecurrentStack",
     "SelfAttention",
     "SinusoidalPositions",
     "TokenEmbedding",

@@ -45,7 +45,7 @@ class SingleHeadAttention(keras.layers.Layer):
         value: Any = None,
         return_attention_scores: bool = False,
     ) -> Any:
-        found, weights = self._attend(inputs, self.start(memory, memory_mask, value))
+        found, weights = self.attend(inputs, self.start(memory, memory_mask, value))
         return (found, weights[:, None]) if return_attention_scores else found
 
     def start(self, memory: Any, memory_mask: Any = None, value: Any = None) -> dict[str, Any]:
@@ -64,14 +64,11 @@ class SingleHeadAttention(keras.layers.Layer):
 
     def step(self, inputs: Any, context: dict[str, Any], return_attention_scores: bool = False) -> Any:
         """Attends from one position's input `(B, D)`; returns `(B, V)`, or this and the weights `(B, S)`."""
-        found, weights = self._attend(self._array(inputs)[:, None], context)
+        found, weights = self.attend(self._array(inputs)[:, None], context)
         return (found[:, 0], weights[:, 0]) if return_attention_scores else found[:, 0]
 
-    def _array(self, array: Any) -> Any:
-        return ops.cast(ops.convert_to_tensor(array), self.compute_dtype)
-
-    def _attend(self, inputs: Any, context: dict[str, Any]) -> tuple[Any, Any]:
-        """The weighted means of the values `(B, T, V)` and the weights `(B, T, S)`."""
+    def attend(self, inputs: Any, context: dict[str, Any]) -> tuple[Any, Any]:
+        """What the queries `(B, T, D)` find in what `start` gave: `(B, T, V)`, and the weights `(B, T, S)`."""
         values, mask = context["values"], context["mask"]
         scores = self.scores(inputs, context["keys"])
         scores = ops.cast(scores, wide_of(scores.dtype))
@@ -83,6 +80,9 @@ class SingleHeadAttention(keras.layers.Layer):
             weights = weights * ops.cast(ops.any(mask, axis=-1, keepdims=True), weights.dtype)
         weights = ops.cast(weights, values.dtype)
         return ops.matmul(weights, values), weights
+
+    def _array(self, array: Any) -> Any:
+        return ops.cast(ops.convert_to_tensor(array), self.compute_dtype)
 
     def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
         return previous_mask[0] if isinstance(previous_mask, (list, tuple)) else previous_mask

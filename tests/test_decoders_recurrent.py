@@ -21,11 +21,10 @@ from mmattn.layers import RecurrentStack
 from mmattn.model import EncoderDecoder, LanguageModel
 from mmattn.training.losses import MaskedCrossEntropy
 
-B, T, S, M, V = 2, 4, 5, 6, 11  # M: the memory's width
-IDS = np.array([[2, 5, 6, 7], [2, 8, 9, 4]], "int32")
+B, T, S, M, V = 3, 4, 5, 6, 11  # M: the memory's width
+IDS = np.array([[2, 5, 6, 7], [2, 8, 9, 4], [2, 4, 4, 10]], "int32")
 MEMORY = np.random.default_rng(0).normal(size=(B, S, M))
-MASK = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], bool)
-BLIND = np.array([[1, 1, 1, 0, 0], [0] * 5], bool)
+MASK = np.array([[1, 1, 1, 0, 0], [1] * 5, [0] * 5], bool)  # padded, full, and nothing to see
 KINDS = {
     "bahdanau": {"attention": "bahdanau"},
     "luong_dot": {"attention": "luong_dot", "hidden_dim": M},
@@ -44,7 +43,8 @@ FORMS = {
 }
 CASES = [
     *itertools.product(KINDS, ["plain"]),
-    *itertools.product(["bahdanau", "luong_general", "luong_unfed", "cho"], ["gru", "deep", "own_output"]),
+    *itertools.product(["bahdanau", "luong_general"], ["gru", "deep", "own_output"]),
+    *itertools.product(["luong_unfed", "cho"], ["deep"]),
 ]
 FEW = ["bahdanau", "luong_general", "luong_unfed", "cho"]
 
@@ -82,7 +82,11 @@ def cell_step(decoder, layer, x, state):
 
 def look(decoder, query, memory):
     """What is found, and the weights, over the real positions of one row."""
-    weights = [numbers(w).astype("float64") for w in decoder.asking.get_weights()] if decoder.asking.weights else []
+    weights = (
+        [numbers(w).astype("float64") for w in decoder.stack.asking.get_weights()]
+        if decoder.stack.asking.weights
+        else []
+    )
     if decoder.attention in ("bahdanau", "luong_concat"):
         direction = next(w for w in weights if w.ndim == 1)
         w, u = (w for w in weights if w.ndim == 2)
@@ -107,7 +111,7 @@ def reference(decoder, ids, memory, mask):
         real = memory[b][mask[b]]
         mean = real.mean(0) if len(real) else np.zeros(M)
         count = 2 if decoder.cell == "lstm" else 1
-        parts = np.split(dense(decoder.initial, mean), decoder.num_layers * count)
+        parts = np.split(dense(decoder.stack.initial, mean), decoder.num_layers * count)
         states = [parts[i : i + count] for i in range(0, len(parts), count)]
         fed = np.zeros(decoder.hidden_dim)
         for t in range(T):
@@ -118,15 +122,15 @@ def reference(decoder, ids, memory, mask):
             x = word
             if decoder.input_feeding:
                 x = np.concatenate([word, fed if str(decoder.attention).startswith("luong") else found])
-            for i, layer in enumerate(decoder.stack.layers):
+            for i, layer in enumerate(decoder.stack.stack.layers):
                 states[i] = cell_step(decoder, layer, x, states[i])
                 x = states[i][0]
             read = x
             if str(decoder.attention).startswith("luong"):
                 found, shares = look(decoder, x, real)
-                fed = read = dense(decoder.readout, np.concatenate([found, x]))
+                fed = read = dense(decoder.stack.readout, np.concatenate([found, x]))
             elif decoder.input_feeding:
-                read = dense(decoder.readout, np.concatenate([x, word, found]))
+                read = dense(decoder.stack.readout, np.concatenate([x, word, found]))
             if decoder.projection is not None:
                 read = read @ decoder.projection.get_weights()[0]
             output = decoder.output_embedding.get_weights()
@@ -135,13 +139,12 @@ def reference(decoder, ids, memory, mask):
     return logits, scores
 
 
-@pytest.mark.parametrize("mask", [MASK, BLIND], ids=["padded", "blind"])
 @pytest.mark.parametrize(("kind", "form"), CASES)
-def test_equals_the_papers_equations(kind, form, mask):
+def test_equals_the_papers_equations(kind, form):
     decoder = made(kind, form, FLOAT)
     looks = decoder.attention is not None
-    found = decoder(IDS, MEMORY.astype(FLOAT), memory_mask=mask, return_attention_scores=looks)
-    logits, scores = reference(decoder, IDS, MEMORY, mask)
+    found = decoder(IDS, MEMORY.astype(FLOAT), memory_mask=MASK, return_attention_scores=looks)
+    logits, scores = reference(decoder, IDS, MEMORY, MASK)
     assert_close(found[0], logits, atol=TOLERANCE)
     if looks:
         assert_close(found[2], scores, atol=TOLERANCE)
@@ -151,8 +154,8 @@ def test_equals_the_papers_equations(kind, form, mask):
 @pytest.mark.parametrize(("kind", "form"), CASES)
 def test_step_equals_call(kind, form, dtype, tolerance):
     decoder, memory = made(kind, form, dtype), MEMORY.astype(dtype)
-    logits, last = decoder(IDS, memory, memory_mask=BLIND)
-    context, state = decoder.start(ops.convert_to_tensor(memory), BLIND, T)
+    logits, last = decoder(IDS, memory, memory_mask=MASK)
+    context, state = decoder.start(ops.convert_to_tensor(memory), MASK, T)
     shapes = keras.tree.map_structure(lambda a: (tuple(a.shape), keras.backend.standardize_dtype(a.dtype)), state)
     for t in range(T):
         step, state = decoder.step(IDS[:, t], t, context, state)
@@ -175,25 +178,24 @@ def test_a_text_in_two_calls_is_that_of_one(kind):
         assert_close(one, other, atol=1e-6)
 
 
-@pytest.mark.parametrize("bad", [1e4, np.nan])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_stands_under_the_mask_reaches_no_logit_and_no_gradient(kind, bad):
+def test_what_stands_under_the_mask_not_even_a_nan_reaches_a_logit_or_a_gradient(kind):
     decoder = made(kind)
 
     def results(memory):
         memory = ops.convert_to_tensor(memory.astype("float32"))
 
         def total(memory):
-            return ops.sum(ops.square(decoder(IDS, memory, memory_mask=BLIND)[0]))
+            return ops.sum(ops.square(decoder(IDS, memory, memory_mask=MASK)[0]))
 
         gradients = backend.gradients(total, [memory], decoder.trainable_variables)
-        return [decoder(IDS, memory, memory_mask=BLIND)[0], *gradients]
+        return [decoder(IDS, memory, memory_mask=MASK)[0], *gradients]
 
     plain = results(MEMORY)
-    for one, other in zip(plain, results(np.where(BLIND[..., None], MEMORY, bad)), strict=True):
+    for one, other in zip(plain, results(np.where(MASK[..., None], MEMORY, np.nan)), strict=True):
         assert_equal(one, other)
     assert all(np.isfinite(numbers(one)).all() for one in plain)
-    assert not np.any(numbers(plain[1])[~BLIND])
+    assert not np.any(numbers(plain[1])[~MASK])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -217,7 +219,7 @@ def test_logits_at_places_are_those_of_the_whole(kind):
 
 @pytest.mark.skipif(TORCH, reason="torch has no compiled programs: mmattn.backend.compile gives the function itself")
 @pytest.mark.parametrize("mode", MODES[1:] or MODES)
-@pytest.mark.parametrize("kind", FEW)
+@pytest.mark.parametrize("kind", ["bahdanau", "luong_general"])
 def test_compiled_logits_and_gradients_equal_eager_ones(kind, mode):
     decoder, memory = made(kind, "deep"), ops.convert_to_tensor(MEMORY.astype("float32"))
     ids = ops.convert_to_tensor(IDS)
@@ -236,7 +238,7 @@ def test_compiled_logits_and_gradients_equal_eager_ones(kind, mode):
         assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", FEW)
+@pytest.mark.parametrize("kind", ["bahdanau", "luong_general"])
 def test_gradient_equals_finite_differences(kind):
     if not TENSORFLOW:
         pytest.skip("float64 is for TensorFlow here")
@@ -320,31 +322,30 @@ def translator(kind="bahdanau", share=True, size=V, **changes):
 SOURCE = np.array([[7, 9, 5, 3, 0, 0], [5, 3, 0, 0, 0, 0]], "int32")
 
 
-@pytest.mark.parametrize("kind", FEW)
+@pytest.mark.parametrize("kind", ["bahdanau", "luong_general", "cho"])
 def test_beam_search_finds_the_best_of_all_texts(kind):
-    model = translator(kind, size=7)
-    generate = Generator(model.start, model.step, bos_id=2, eos_id=3, max_positions=None)
-    best = []
-    texts = [t for n in range(4) for t in itertools.product((4, 5, 6), repeat=n)]
-    for row in SOURCE % 7:
-        found = {}
-        for text in texts:
-            ids = np.array([[2, *text]], "int32")
-            logits = numbers(model({"source_ids": row[None], "target_ids": ids}))[0].astype("float64")
-            logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-            ended = [*text, 3] if len(text) < 3 else list(text)  # the longest have no place for an end
-            found[tuple(ended)] = sum(logs[t, token] for t, token in enumerate(ended))
-        best.append(max(found.items(), key=lambda pair: pair[1]))
-    for compiled in (True, False):
-        options = {"num_beams": 40, "length_penalty": 0.0, "max_length": 3, "compiled": compiled}
-        beams = generate({"source_ids": SOURCE % 7}, "beam", **options)
-        for row, (ids, log_prob) in enumerate(best):
-            length = int(beams.lengths[row, 0])
-            assert tuple(beams.ids[row, 0, :length].tolist()) == ids
-            assert beams.log_probs[row, 0] == pytest.approx(log_prob, abs=1e-4)
+    """Of two words and at most three tokens, cut off there: four beams hold all beginnings."""
+    model, source = translator(kind, size=6), np.array([[5, 4, 5, 3, 0], [5, 3, 0, 0, 0]], "int32")
+    texts = [text for n in range(4) for text in itertools.product((4, 5), repeat=n)]
+    ids = np.zeros((len(texts), 4), "int32")
+    for row, text in enumerate(texts):
+        ids[row, : len(text) + 1] = [2, *text]
+    generate = Generator(model.start, model.step, bos_id=2, eos_id=3, max_positions=3)
+    found = generate({"source_ids": source}, "beam", num_beams=4, length_penalty=0.0, max_length=3, compiled="step")
+    for row in range(len(source)):
+        inputs = {"source_ids": np.repeat(source[row : row + 1], len(texts), 0), "target_ids": ids}
+        logits = numbers(model(inputs)).astype("float64")
+        logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        totals = {}
+        for text, log in zip(texts, logs, strict=True):
+            ended = (*text, 3) if len(text) < 3 else text
+            totals[ended] = sum(log[t, token] for t, token in enumerate(ended))
+        best = max(totals, key=totals.__getitem__)
+        assert tuple(found.ids[row, 0, : found.lengths[row, 0]].tolist()) == best
+        assert found.log_probs[row, 0] == pytest.approx(totals[best], abs=1e-4)
 
 
-@pytest.mark.parametrize("kind", FEW)
+@pytest.mark.parametrize("kind", ["luong_general", "cho"])
 def test_a_model_of_it_learns_to_copy(kind):
     model = translator(kind, hidden_dim=8)
     rng = np.random.default_rng(0)
@@ -361,13 +362,12 @@ def test_a_model_of_it_learns_to_copy(kind):
     assert history.history["loss"][-1] < 0.2
 
 
-@pytest.mark.parametrize("kind", ["bahdanau", "luong_general", "cho"])
-@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize(("kind", "share"), [("bahdanau", True), ("luong_general", True), ("cho", False)])
 def test_saved_model_is_the_same_after_reload(kind, share, tmp_path):
     model = translator(kind, share, cell="gru")
     model.save(tmp_path / "model.keras")
     again = keras.models.load_model(tmp_path / "model.keras")
-    inputs = {"source_ids": SOURCE, "target_ids": IDS}
+    inputs = {"source_ids": SOURCE, "target_ids": IDS[:2]}
     assert_equal(model(inputs), again(inputs))
     assert len(again.trainable_variables) == len(model.trainable_variables)
 
@@ -379,27 +379,29 @@ def test_a_bundle_of_it_translates_and_shows_where_it_looked(tmp_path):
     bundle = load_bundle(tmp_path / "bundle")
     after = Translator(bundle.model, bundle.tokenizer)
     text = "two dogs run on the beach"
-    made = [t.translate(text, max_length=6, num_beams=3) for t in (before, after)]
-    assert made[0].ids == made[1].ids and made[0].ids
-    weights = after.attention(text, made[1].ids, layer=-1, head=0)
-    assert weights.weights.shape == (len(made[1].ids), len(JOINT.encode(text)) + 1)
-    np.testing.assert_allclose(weights.weights.sum(axis=1), 1.0, atol=1e-5)
+    first, second = (each.translate(text, max_length=6, num_beams=3, compiled=False)[0] for each in (before, after))
+    assert first.ids == second.ids and first.text
+    found = after.attention(text, second)
+    assert found.source_words == tuple(text.split()) and found.target_words
+    assert found.weights.shape == (len(found.target_words), 6)
+    np.testing.assert_allclose(found.weights.sum(axis=1), 1.0, atol=1e-5)
+    after.save_attention(text, tmp_path / "attention.png", second)
+    assert (tmp_path / "attention.png").stat().st_size > 1000
 
 
 def test_patches_of_a_picture_start_a_text_too():
     encoder = VisionTransformer((32, 32), patch_size=16, hidden_dim=8, num_layers=1, num_heads=2)
     model = EncoderDecoder(encoder, RecurrentDecoder(V, 8, 1, attention="bahdanau"))
     pixels = np.random.default_rng(0).integers(0, 255, (2, 32, 32, 3)).astype("uint8")
-    inputs = {"pixels": pixels, "target_ids": np.stack([IDS, IDS[::-1]], axis=1)}
     model.build({"pixels": pixels.shape, "target_ids": (None, None)})
-    logits = numbers(model(inputs))
+    several = np.stack([IDS[:2], IDS[1:]], axis=1)  # two captions of each photo
+    logits = numbers(model({"pixels": pixels, "target_ids": several}))
     assert logits.shape == (2, 2, T, V)
     context, state = model.start({"pixels": pixels}, T)
     for t in range(T):
-        step, state = model.step(IDS[:, t], t, context, state)
-        assert_close(step, np.stack([logits[0, 0, t], logits[1, 0, t]]) if t == 0 else step, atol=1e-5)
-    assert_close(step[0], logits[0, 0, -1], atol=1e-5)
-    assert tuple(model.attention({"pixels": pixels, "target_ids": IDS}).shape) == (2, 1, 1, T, 4)
+        step, state = model.step(several[:, 1, t], t, context, state)
+        assert_close(step, logits[:, 1, t], atol=1e-5)
+    assert tuple(model.attention({"pixels": pixels, "target_ids": IDS[:2]}).shape) == (2, 1, 1, T, 4)
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
@@ -450,7 +452,7 @@ def test_output_spec_is_what_a_call_gives(kind):
         (lambda: made("cho")(IDS, MEMORY, memory_mask=MASK[:, :3]), r"memory_mask has the shape \(B, 5\)"),
         (
             lambda: RecurrentDecoder(V, 8, 1, attention=None, cross_attention=False)(IDS, MEMORY),
-            r"is a language model: memory=None. Received memory of shape \(2, 5, 6\)",
+            r"is a language model's: memory=None. Received memory of shape \(3, 5, 6\)",
         ),
     ],
 )

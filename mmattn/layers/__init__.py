@@ -1,6 +1,7 @@
 """Attention and the Transformer's parts as Keras layers, on any Keras backend."""
 
 from mmattn.layers.attention import MultiHeadAttention
+from mmattn.layers.attentive_stack import AttentiveStack
 from mmattn.layers.blocks import FeedForward, TransformerDecoderBlock, TransformerEncoderBlock
 from mmattn.layers.cross_attention import CrossAttention
 from mmattn.layers.dot_product import attend
@@ -25,6 +26,7 @@ from mmattn.layers.single_head import AdditiveAttention, MultiplicativeAttention
 
 __all__ = [
     "AdditiveAttention",
+    "AttentiveStack",
     "BucketedBias",
     "ClippedDistances",
     "CrossAttention",

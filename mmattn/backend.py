@@ -262,7 +262,7 @@ def scan_blocks(
         The last carry, and the tuple of the outputs, each stacked along a new first axis.
     """
     if name() == "tensorflow":
-        return _scan_tensorflow(body, tuple(carry), count, tuple(dtypes))
+        return _scan_tensorflow(lambda i, carry, _: body(i, carry), carry, count, dtypes)
     if name() == "jax":
         import jax
 
@@ -275,21 +275,67 @@ def scan_blocks(
     return carry, tuple(keras.ops.stack(column) for column in zip(*columns, strict=True))
 
 
-def _scan_tensorflow(body: Any, carry: Any, count: Any, dtypes: Any) -> Any:
+def scan(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, inputs: Any, dtypes: Iterable[str]) -> Any:
+    """Calls `body(carry, rows) -> carry, outputs` for each place along the inputs' first axis; gradients pass through.
+
+    `keras.ops.scan` on TensorFlow wants outputs of the carry's shape, and `keras.layers.RNN` gives its cell nothing
+    that all steps share.
+
+    Arguments:
+        body: of a nest of arrays like `carry` and one of the inputs' rows; gives the next carry and a tuple of arrays.
+        carry: a nest of arrays, whose shapes and dtypes stay.
+        inputs: a nest of arrays `(T, ..)`, T at least 1.
+        dtypes: of the outputs.
+
+    Returns:
+        The last carry, and the tuple of the outputs, each stacked along a new first axis.
+
+    >>> import numpy as np
+    >>> add = lambda total, x: (total + x, (total + x,))
+    >>> last, (sums,) = scan(add, keras.ops.zeros(()), np.array([1.0, 2.0, 3.0], "float32"), ["float32"])
+    >>> np.asarray(sums).tolist()
+    [1.0, 3.0, 6.0]
+    """
+    inputs = keras.tree.map_structure(keras.ops.convert_to_tensor, inputs)
+    if name() == "tensorflow":
+        flat = keras.tree.flatten(inputs)
+        count = flat[0].shape[0] or keras.ops.shape(flat[0])[0]
+
+        def step(_: Any, carry: Any, rows: Any) -> Any:
+            carry, outputs = body(keras.tree.pack_sequence_as(start, carry), keras.tree.pack_sequence_as(inputs, rows))
+            return keras.tree.flatten(carry), outputs
+
+        start = carry
+        last, outputs = _scan_tensorflow(step, keras.tree.flatten(carry), count, dtypes, flat)
+        return keras.tree.pack_sequence_as(start, list(last)), outputs
+    if name() == "jax":
+        import jax
+
+        return jax.lax.scan(body, carry, inputs)
+    columns = []
+    for i in range(len(keras.tree.flatten(inputs)[0])):
+        carry, outputs = body(carry, keras.tree.map_structure(lambda array, i=i: array[i], inputs))
+        columns.append(outputs)
+    return carry, tuple(keras.ops.stack(column) for column in zip(*columns, strict=True))
+
+
+def _scan_tensorflow(body: Any, carry: Any, count: Any, dtypes: Any, inputs: Any = ()) -> Any:
+    """`body(i, carry, rows)` has the inputs' rows i. A captured array would get a gradient as large at every step."""
     import tensorflow as tf
 
+    rows = [tf.TensorArray(a.dtype, size=count, element_shape=a.shape[1:]).unstack(a) for a in inputs]
     shapes: list[Any] = []
 
     def step(i: Any, arrays: Any, carry: Any) -> Any:
-        after, outputs = body(i, carry)
+        after, outputs = body(i, carry, [array.read(i) for array in rows])
         shapes[:] = [output.shape for output in outputs]
         written = tuple(array.write(i, output) for array, output in zip(arrays, outputs, strict=True))
         return i + 1, written, tuple(after)
 
     arrays = tuple(tf.TensorArray(dtype, size=count, infer_shape=False) for dtype in dtypes)
     _, arrays, carry = tf.while_loop(
-        lambda i, *_: i < count, step, (0, arrays, carry), parallel_iterations=1, maximum_iterations=count
-    )  # XLA wants the most iterations for a gradient of the gradient
+        lambda i, *_: i < count, step, (0, arrays, tuple(carry)), parallel_iterations=1, maximum_iterations=count
+    )  # XLA wants the most iterations for a gradient
     stacked = tuple(array.stack() for array in arrays)
     for array, shape in zip(stacked, shapes, strict=True):
         array.set_shape([None, *shape])

@@ -178,3 +178,46 @@ def test_gradients_of_inputs_and_variables():
     np.testing.assert_allclose(numbers(by_x), np.tile(2.0 * kernel.sum(axis=1), (2, 1)), rtol=1e-5)
     np.testing.assert_allclose(numbers(by_kernel), np.tile(2.0 * x.sum(axis=0)[:, None], (1, 3)), rtol=1e-5)
     assert numbers(by_bias).tolist() == [4.0] * 3 and numbers(by_other).tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("mode", ["eager", "compiled"])
+def test_a_scan_is_the_loop_and_gradients_pass_through_it(mode):
+    rng = np.random.default_rng(0)
+    rows, kernel = rng.normal(size=(5, 2, 3)).astype("float32"), rng.normal(size=(3, 3)).astype("float32")
+
+    def run(rows, kernel):
+        def body(carry, given):
+            state = ops.tanh(carry["state"] @ kernel + given["row"] * given["share"])
+            return {"state": state, "count": carry["count"] + 1.0}, (state, state[:, :1])
+
+        start = {"state": ops.zeros((2, 3)), "count": ops.zeros(())}
+        shares = ops.ones((5, 1, 1)) * 0.5
+        last, (states, firsts) = backend.scan(body, start, {"row": rows, "share": shares}, ["float32"] * 2)
+        return last["count"], last["state"], states, firsts
+
+    def both(rows, kernel):
+        return run(rows, kernel), backend.gradients(lambda *a: ops.sum(ops.sin(run(*a)[2])), [rows, kernel])
+
+    if mode == "compiled":
+        both = backend.compile(both)
+    (count, last, states, firsts), gradients = both(*(ops.convert_to_tensor(a) for a in (rows, kernel)))
+
+    def loop(rows, kernel):
+        state, found = np.zeros((2, 3)), []
+        for row in rows:
+            state = np.tanh(state @ kernel + row * 0.5)
+            found.append(state)
+        return np.stack(found)
+
+    exact = [rows.astype("float64"), kernel.astype("float64")]
+    assert float(numbers(count)) == 5.0
+    np.testing.assert_allclose(numbers(states), loop(*exact), atol=1e-5)
+    np.testing.assert_allclose(numbers(last), loop(*exact)[-1], atol=1e-5)
+    np.testing.assert_allclose(numbers(firsts), loop(*exact)[..., :1], atol=1e-5)
+    for which, place in ((0, (1, 0, 2)), (0, (4, 1, 1)), (1, (2, 0))):
+        ends = []
+        for sign in (1e-6, -1e-6):
+            moved = [a.copy() for a in exact]
+            moved[which][place] += sign
+            ends.append(np.sin(loop(*moved)).sum())
+        assert numbers(gradients[which])[place] == pytest.approx((ends[0] - ends[1]) / 2e-6, abs=1e-3)

@@ -18,7 +18,7 @@ from mmattn.training import folder as folders
 from mmattn.training.checkpoint import read
 
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
-CAPTIONERS = {"flickr8k_lite0", "shapes_caption"}
+CAPTIONERS = {"flickr8k_lite0", "flickr8k_lite0_lstm", "shapes_caption"}
 TEXT_DATA = {"parallel", "tsv", "multi30k", "multi30k_bpe", "enja", "spa_eng"}
 QUICK = ["size=tiny", "final.num_beams=[1]"]
 
@@ -45,7 +45,7 @@ def overrides_for(experiment, tmp_path):
     """What each experiment needs beside its name to be made without downloads."""
     extra = {
         "shapes_caption": [],
-        "flickr8k_lite0": [f"data.root={tmp_path}", "encoder.backbone.weights=null"],
+        **{name: [f"data.root={tmp_path}", "encoder.backbone.weights=null"] for name in CAPTIONERS if "lite0" in name},
         "pairs": [f"data.path={tmp_path}"],
         "transformer_base": [f"data.root={tmp_path}", "data.source_language=en", "data.target_language=de"],
     }

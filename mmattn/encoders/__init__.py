@@ -5,6 +5,7 @@ from mmattn.encoders.efficientnet_lite import EfficientNetLite
 from mmattn.encoders.features import FeatureCache
 from mmattn.encoders.image import VisionTransformer
 from mmattn.encoders.keras_application import KerasApplication
+from mmattn.encoders.recurrent import RecurrentEncoder
 from mmattn.encoders.text import TextEncoder
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "EfficientNetLite",
     "FeatureCache",
     "KerasApplication",
+    "RecurrentEncoder",
     "TextEncoder",
     "VisionTransformer",
 ]

@@ -1,6 +1,7 @@
 """Attention and the Transformer's parts as Keras layers, on any Keras backend."""
 
 from mmattn.layers.attention import MultiHeadAttention
+from mmattn.layers.attentive_stack import AttentiveStack
 from mmattn.layers.blocks import FeedForward, TransformerDecoderBlock, TransformerEncoderBlock
 from mmattn.layers.cross_attention import CrossAttention
 from mmattn.layers.dot_product import attend
@@ -17,11 +18,15 @@ from mmattn.layers.masks import (
 )
 from mmattn.layers.paths import Path, explain_path
 from mmattn.layers.positions import GridSinusoids, LearnedPositions, SinusoidalPositions
+from mmattn.layers.recurrent_stack import RecurrentStack
 from mmattn.layers.relative import BucketedBias, ClippedDistances, ProjectedDistances, alibi_slopes
 from mmattn.layers.rotary import rotate
 from mmattn.layers.self_attention import SelfAttention
+from mmattn.layers.single_head import AdditiveAttention, MultiplicativeAttention
 
 __all__ = [
+    "AdditiveAttention",
+    "AttentiveStack",
     "BucketedBias",
     "ClippedDistances",
     "CrossAttention",
@@ -30,9 +35,11 @@ __all__ = [
     "GroupedQueryAttention",
     "LearnedPositions",
     "MultiHeadAttention",
+    "MultiplicativeAttention",
     "PatchEmbedding",
     "Path",
     "ProjectedDistances",
+    "RecurrentStack",
     "SelfAttention",
     "SinusoidalPositions",
     "TokenEmbedding",

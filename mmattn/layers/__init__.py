@@ -2,6 +2,7 @@
 
 from mmattn.layers.attention import MultiHeadAttention
 from mmattn.layers.blocks import FeedForward, TransformerDecoderBlock, TransformerEncoderBlock
+from mmattn.layers.convolution import ConvolutionalBlock, WeightNormConvolution
 from mmattn.layers.cross_attention import CrossAttention
 from mmattn.layers.dot_product import attend
 from mmattn.layers.embeddings import PatchEmbedding, TokenEmbedding
@@ -15,6 +16,7 @@ from mmattn.layers.masks import (
     segment_mask,
     window_mask,
 )
+from mmattn.layers.multi_step_attention import MultiStepAttention
 from mmattn.layers.paths import Path, explain_path
 from mmattn.layers.positions import GridSinusoids, LearnedPositions, SinusoidalPositions
 from mmattn.layers.relative import BucketedBias, ClippedDistances, ProjectedDistances, alibi_slopes
@@ -26,12 +28,14 @@ __all__ = [
     "AdditiveAttention",
     "BucketedBias",
     "ClippedDistances",
+    "ConvolutionalBlock",
     "CrossAttention",
     "FeedForward",
     "GridSinusoids",
     "GroupedQueryAttention",
     "LearnedPositions",
     "MultiHeadAttention",
+    "MultiStepAttention",
     "MultiplicativeAttention",
     "PatchEmbedding",
     "Path",
@@ -41,6 +45,7 @@ __all__ = [
     "TokenEmbedding",
     "TransformerDecoderBlock",
     "TransformerEncoderBlock",
+    "WeightNormConvolution",
     "alibi_slopes",
     "attend",
     "causal_mask",

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 from arrays import FLOAT, MODES, TOLERANCE, TORCH, WIDE, assert_close, assert_equal, numbers
+from convolutions import attended, convolved, randomised
 from keras import ops
 
 from mmattn import backend
@@ -25,41 +26,10 @@ KINDS = [(k, gated, causal) for k in (1, 2, 3, 5) for gated in (False, True) for
 SOURCE_MASK = np.arange(S)[None] < np.array([[3], [5]])
 
 
-def randomise(layer):
-    rng = np.random.default_rng(3)
-    layer.set_weights([rng.normal(size=w.shape, scale=0.4) for w in layer.get_weights()])
-    return layer
-
-
-def sigmoid(x):
-    return 1.0 / (1.0 + math.exp(-x))
-
-
-def convolved(layer, x):
-    """One row `(T, C)`: w = g v / |v| for each channel, taps to the left or around, then the gate."""
-    v, g, b = (w.astype("float64") for w in layer.get_weights())
-    k, channels = layer.kernel_size, x.shape[1]
-    before = k - 1 if layer.causal else (k - 1) // 2
-    found = np.zeros((len(x), v.shape[1]))
-    for t in range(len(x)):
-        for f in range(v.shape[1]):
-            length = math.sqrt(sum(v[i, f] ** 2 for i in range(len(v))))
-            for tap in range(k):
-                place = t + tap - before
-                if 0 <= place < len(x):
-                    for c in range(channels):
-                        found[t, f] += g[f] * v[tap * channels + c, f] / length * x[place, c]
-            found[t, f] += b[f]
-    if not layer.gated:
-        return found
-    half = v.shape[1] // 2
-    return np.array([[row[f] * sigmoid(row[half + f]) for f in range(half)] for row in found])
-
-
 def made(kernel_size=3, gated=True, causal=True, dtype=FLOAT, **options):
     layer = WeightNormConvolution(F, kernel_size, gated, causal, dtype=dtype, **options)
     layer.build((None, None, C))
-    return randomise(layer)
+    return randomised(layer)
 
 
 @pytest.mark.parametrize("kernel_size, gated, causal", KINDS)
@@ -77,7 +47,7 @@ def test_convolution_is_the_papers_sum(kernel_size, gated, causal):
 def test_step_equals_call(kernel_size, dtype, tolerance):
     block = ConvolutionalBlock(kernel_size, causal=True, dtype=dtype)
     block.build((None, None, C))
-    randomise(block)
+    randomised(block)
     whole, window = numbers(block(X.astype(dtype))), block.start(B)
     for t in range(T):
         assert tuple(window.shape) == (B, kernel_size - 1, C)
@@ -148,7 +118,7 @@ def test_length_and_direction_are_apart():
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("causal", [False, True])
 def test_activations_keep_their_variance_after_the_initialisation(dropout, causal):
-    """Section 3.5: within 15 % through 8 blocks, in training with dropout; without the gates' factor 4, a tenth is left.
+    """Section 3.5: within 15 % through 8 blocks, with dropout; without the gates' factor 4 a tenth is left.
 
     The ends of a sequence, where taps meet zeros, are left out: a sum of two taps has two thirds of the variance.
     """
@@ -185,28 +155,10 @@ def test_an_attention_of_even_weights_keeps_the_variance_whatever_the_length():
         assert float(np.var(numbers(ops.mean(values, axis=1)))) == pytest.approx(0.01, rel=0.1)
 
 
-def attended(layer, x, g, z, e, mask):
-    """One row of the attention, place by place."""
-    w_query, w_output = ([w.astype("float64") for w in part.get_weights()] for part in (layer.query, layer.output_map))
-    maps = [(v * (length / np.sqrt((v * v).sum(axis=0))), b) for v, length, b in (w_query, w_output)]
-    real = [j for j in range(len(z)) if mask[j]]
-    found, weights = np.zeros_like(x), np.zeros((len(x), len(z)))
-    for t in range(len(x)):
-        d = (x[t] @ maps[0][0] + maps[0][1] + g[t]) * math.sqrt(0.5)
-        scores = {j: math.exp(sum(d[i] * z[j, i] for i in range(len(d)))) for j in real}
-        c = np.zeros(z.shape[1])
-        for j in real:
-            weights[t, j] = scores[j] / sum(scores.values())
-            c += weights[t, j] * (z[j] + e[j]) * math.sqrt(0.5)
-        c *= len(real) * math.sqrt(1.0 / len(real)) if real else 0.0
-        found[t] = (x[t] + c @ maps[1][0] + maps[1][1]) * math.sqrt(0.5)
-    return found, weights
-
-
 def attention(dtype=FLOAT):
     layer = MultiStepAttention(dtype=dtype)
     layer.build((None, None, C), (None, None, F), (None, None, F), (None, None, F))
-    return randomise(layer)
+    return randomised(layer)
 
 
 def arrays(dtype=FLOAT):
@@ -280,7 +232,7 @@ def test_dropout_is_on_in_training_only_and_repeats_with_its_seed():
     def run(seed, training):
         block = ConvolutionalBlock(3, dropout=0.5, seed=seed)
         block.build((None, None, C))
-        return numbers(randomise(block)(X.astype("float32"), training=training))
+        return numbers(randomised(block)(X.astype("float32"), training=training))
 
     assert_equal(run(1, True), run(1, True))
     assert np.abs(run(1, True) - run(2, True)).max() > 1e-3
@@ -305,7 +257,7 @@ def test_layers_train_in_mixed_precision(policy):
     block, plain = ConvolutionalBlock(3, causal=True, dtype=policy), ConvolutionalBlock(3, causal=True)
     for one in (block, plain):
         one.build((None, None, C))
-        randomise(one)
+        randomised(one)
     assert all(keras.backend.standardize_dtype(v.dtype) == "float32" for v in block.trainable_variables)
     x, g, z, e = arrays("float32")
     keys, values = sources(z, e, 2)

@@ -119,8 +119,9 @@ class ConvolutionalEncoder(keras.layers.Layer):
         if self.position_embedding is not None:
             self.position_embedding.build((None, None, self._width))
         self.input_map.build((None, None, self._width))
-        for part in (*self.blocks, self.output_map):
-            part.build((None, None, self.hidden_dim))
+        for block in self.blocks:
+            block.build((None, None, self.hidden_dim))
+        self.output_map.build((None, None, self.hidden_dim))
 
     def share_embedding(self, embedding: TokenEmbedding) -> None:
         """Uses another part's table, for one vocabulary of both languages. Before build."""

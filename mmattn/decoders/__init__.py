@@ -1,6 +1,7 @@
 """Decoders, one file a family, on one contract: `call` for training, `start` and `step` for generation."""
 
+from mmattn.decoders.convolutional import ConvolutionalDecoder
 from mmattn.decoders.recurrent import RecurrentDecoder
 from mmattn.decoders.transformer import TransformerDecoder
 
-__all__ = ["RecurrentDecoder", "TransformerDecoder"]
+__all__ = ["ConvolutionalDecoder", "RecurrentDecoder", "TransformerDecoder"]

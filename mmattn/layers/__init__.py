@@ -3,6 +3,7 @@
 from mmattn.layers.attention import MultiHeadAttention
 from mmattn.layers.attentive_stack import AttentiveStack
 from mmattn.layers.blocks import FeedForward, TransformerDecoderBlock, TransformerEncoderBlock
+from mmattn.layers.convolution import ConvolutionalBlock, WeightNormConvolution
 from mmattn.layers.cross_attention import CrossAttention
 from mmattn.layers.dot_product import attend
 from mmattn.layers.embeddings import PatchEmbedding, TokenEmbedding
@@ -16,6 +17,7 @@ from mmattn.layers.masks import (
     segment_mask,
     window_mask,
 )
+from mmattn.layers.multi_step_attention import MultiStepAttention
 from mmattn.layers.paths import Path, explain_path
 from mmattn.layers.positions import GridSinusoids, LearnedPositions, SinusoidalPositions
 from mmattn.layers.recurrent_stack import RecurrentStack
@@ -29,12 +31,14 @@ __all__ = [
     "AttentiveStack",
     "BucketedBias",
     "ClippedDistances",
+    "ConvolutionalBlock",
     "CrossAttention",
     "FeedForward",
     "GridSinusoids",
     "GroupedQueryAttention",
     "LearnedPositions",
     "MultiHeadAttention",
+    "MultiStepAttention",
     "MultiplicativeAttention",
     "PatchEmbedding",
     "Path",
@@ -45,6 +49,7 @@ __all__ = [
     "TokenEmbedding",
     "TransformerDecoderBlock",
     "TransformerEncoderBlock",
+    "WeightNormConvolution",
     "alibi_slopes",
     "attend",
     "causal_mask",

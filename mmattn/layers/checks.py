@@ -60,14 +60,14 @@ IN_ATTENTION = ("rotary", "alibi", "t5", "shaw", "transformer_xl")  # positions 
 POSITIONS = ("sinusoidal", "learned", *IN_ATTENTION)
 
 
-def check_positions(positions: str, max_length: int | None) -> None:
-    """Refuses an unknown kind of positions, and learned ones without a longest sequence.
+def check_positions(positions: str, max_length: int | None, known: tuple[str, ...] = POSITIONS) -> None:
+    """Refuses a kind of positions that is not among those `known`, and learned ones without a longest sequence.
 
     >>> check_positions("learned", None)
     Traceback (most recent call last):
     ValueError: positions="learned" needs max_length, the longest sequence. Received None.
     """
-    if positions not in POSITIONS:
-        raise ValueError(f"positions is one of {', '.join(POSITIONS)}. Received {positions!r}.")
+    if positions not in known:
+        raise ValueError(f"positions is one of {', '.join(known)}. Received {positions!r}.")
     if positions == "learned" and max_length is None:
         raise ValueError('positions="learned" needs max_length, the longest sequence. Received None.')

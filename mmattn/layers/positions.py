@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from mmattn.layers.checks import check_positive
+from mmattn.layers.checks import check_positions, check_positive
 
 
 @keras.saving.register_keras_serializable(package="mmattn")
@@ -17,6 +17,9 @@ class SinusoidalPositions(keras.layers.Layer):
     """Adds sines and cosines of geometrically spaced wavelengths; no variables, no longest length.
 
     Even channels hold sin(t / 10000^(2i/D)), odd ones the cosine of the same angle.
+
+    Args:
+        amplitude: of the waves, for embeddings that are small; a wave's deviation is 0.7 of it.
 
     Call arguments:
         inputs: `(B, T, D)`.
@@ -32,9 +35,10 @@ class SinusoidalPositions(keras.layers.Layer):
         Vaswani et al. 2017, section 3.5.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, amplitude: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.supports_masking = True
+        self.amplitude = amplitude
 
     def call(self, inputs: Any) -> Any:
         return inputs + self._table(ops.arange(ops.shape(inputs)[1], dtype="int32"), inputs.shape[-1])
@@ -51,10 +55,13 @@ class SinusoidalPositions(keras.layers.Layer):
         pair = ops.cast(channels - channels % 2, wide)
         angles = ops.cast(positions[:, None], wide) * ops.exp(pair * (-math.log(10000.0) / width))[None, :]
         table = ops.where(channels % 2 == 0, ops.sin(angles), ops.cos(angles))
-        return ops.cast(table, self.compute_dtype)  # (T, D)
+        return ops.cast(table * self.amplitude, self.compute_dtype)  # (T, D)
 
     def compute_output_shape(self, inputs_shape: Any) -> Any:
         return inputs_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "amplitude": self.amplitude}
 
 
 @keras.saving.register_keras_serializable(package="mmattn")
@@ -120,6 +127,30 @@ class LearnedPositions(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         initializer = keras.initializers.serialize(self.initializer)
         return {**super().get_config(), "max_length": self.max_length, "initializer": initializer}
+
+
+ADDED = ("none", "sinusoidal", "learned")  # positions that are added to embeddings
+
+
+def added_positions(positions: str, max_length: int | None, deviation: float, dtype: Any) -> Any:
+    """The layer that adds places to embeddings, as small as they are; None for positions="none".
+
+    Args:
+        positions: one of `ADDED`.
+        max_length: the longest sequence with learned positions.
+        deviation: of the embeddings; learned places start with it, waves have it.
+        dtype: of the layer.
+
+    Raises:
+        ValueError: for another kind, and for learned positions without `max_length`.
+    """
+    check_positions(positions, max_length, ADDED)
+    if positions == "learned" and max_length is not None:
+        start = keras.initializers.RandomNormal(stddev=deviation)
+        return LearnedPositions(max_length, initializer=start, dtype=dtype, name="positions")
+    if positions == "sinusoidal":
+        return SinusoidalPositions(amplitude=deviation * math.sqrt(2.0), dtype=dtype, name="positions")
+    return None
 
 
 @keras.saving.register_keras_serializable(package="mmattn")

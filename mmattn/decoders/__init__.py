@@ -1,5 +1,6 @@
 """Decoders, one file a family, on one contract: `call` for training, `start` and `step` for generation."""
 
 from mmattn.decoders.transformer import TransformerDecoder
+from mmattn.decoders.transformer_xl import TransformerXLDecoder
 
-__all__ = ["TransformerDecoder"]
+__all__ = ["TransformerDecoder", "TransformerXLDecoder"]

@@ -82,7 +82,7 @@ class BucketedBias(keras.layers.Layer):
         count, first = self.num_buckets, 0
         if self.bidirectional:
             count //= 2
-            first = ops.where(distances < 0, count, 0)
+            first = count * ops.cast(distances < 0, "int32")
             distances = ops.abs(distances)
         else:
             distances = ops.maximum(distances, 0)

@@ -65,7 +65,7 @@ class TransformerXLDecoder(TransformerDecoder):
         hidden_dim: int,
         num_layers: int,
         num_heads: int,
-        *args: Any,
+        intermediate_dim: int | None = None,
         positions: str = "transformer_xl",
         memory_length: int = 64,
         **kwargs: Any,
@@ -75,7 +75,8 @@ class TransformerXLDecoder(TransformerDecoder):
                 f"What is remembered keeps no place of its own, so positions is one of {', '.join(IN_ATTENTION)}. "
                 f"Received {positions!r}."
             )
-        super().__init__(vocabulary_size, hidden_dim, num_layers, num_heads, *args, positions=positions, **kwargs)
+        sizes = (vocabulary_size, hidden_dim, num_layers, num_heads, intermediate_dim)
+        super().__init__(*sizes, positions=positions, **kwargs)
         self.memory_length = _check_length(memory_length)
 
     def call(

@@ -310,8 +310,8 @@ class TransformerDecoderBlock(_Block):
     Raises:
         ValueError: for a memory that does not go with `cross_attention`.
 
-    `start(memory, memory_mask, batch_size, max_length, past, past_mask)` gives (context, cache); `step(inputs (B, D), index, context,
-    cache)` gives the output `(B, D)` at that place, equal to `call`'s, and the new cache.
+    `start(memory, memory_mask, batch_size, max_length, past, past_mask)` gives (context, cache); `step(inputs (B, D),
+    index, context, cache)` gives the output `(B, D)` at that place, equal to `call`'s, and the new cache.
 
     Example:
         >>> import numpy as np

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import keras
@@ -59,7 +60,8 @@ class StreamModel(keras.Model):
         if not self.model.built:
             self.model.build({"target_ids": input_shape["target_ids"]})
         form = self.model.decoder.empty_state(self.batch_size)
-        self._form = keras.tree.map_structure(lambda array: None, form)
+        plain = keras.tree.map_structure(lambda array: None, form)
+        self._pack = partial(keras.tree.pack_sequence_as, plain)  # as an attribute, Keras would make the dict its own
         self._held = [
             self.add_weight(
                 array.shape,
@@ -86,7 +88,7 @@ class StreamModel(keras.Model):
 
     def state(self) -> Any:
         """What is remembered now, as the decoder takes it."""
-        return keras.tree.pack_sequence_as(self._form, [variable.value for variable in self._held])
+        return self._pack([variable.value for variable in self._held])
 
     def get_config(self) -> dict[str, Any]:
         model = keras.saving.serialize_keras_object(self.model)

@@ -42,7 +42,11 @@ def rows_of(batches):
 
 
 def same(one, two) -> bool:
-    arrays = [(one[0]["target_ids"], two[0]["target_ids"]), (one[0]["reset"], two[0]["reset"]), *zip(one[1:], two[1:])]
+    arrays = [
+        (one[0]["target_ids"], two[0]["target_ids"]),
+        (one[0]["reset"], two[0]["reset"]),
+        *zip(one[1:], two[1:], strict=True),
+    ]
     return all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in arrays)
 
 

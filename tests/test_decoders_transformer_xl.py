@@ -144,7 +144,7 @@ def test_a_text_read_in_segments_gives_the_logits_of_one_call(positions, norm):
 WINDOWED = {positions: make(FLOAT, positions=positions, sliding_window=3) for positions in ("transformer_xl", "rotary")}
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(bounds=st.sets(st.integers(1, T - 1)).map(sorted), positions=st.sampled_from(sorted(WINDOWED)))
 def test_with_a_window_a_short_memory_is_enough_for_any_cut(bounds, positions):
     """Each position sees three, its own included: the paper's code calls it the same length."""
@@ -205,7 +205,9 @@ def test_no_gradient_goes_into_the_memory_and_what_is_not_real_spoils_none():
 
     found = [numbers(slope) for slope in backend.gradients(loss, state["hidden"], decoder.trainable_variables)]
     assert all(not slope.any() for slope in found[:N])
-    assert all(np.abs(slope).max() > 1e-6 for slope in found[N:])
+    paths = [v.path for v in decoder.trainable_variables]
+    moved = [path for path, slope in zip(paths, found[N:], strict=True) if np.abs(slope).max() > 1e-4]
+    assert {path for path in paths if path not in moved} == {p for p in paths if p.endswith("key/bias")}  # all alike
     for layer in state["hidden"]:
         layer[0] = np.nan
         layer[2, :2] = np.inf
@@ -277,9 +279,7 @@ def test_in_an_encoder_decoder_it_attends_across_and_remembers():
         assert_close(logits, whole[:, t], atol=2e-5)
     memory, mask = model.encode({"source_ids": source})
     first, state = model.decoder(IDS[:, :4], memory, memory_mask=mask)
-    second, _, scores = model.decoder(
-        IDS[:, 4:], memory, memory_mask=mask, state=state, return_attention_scores=True
-    )
+    second, _, scores = model.decoder(IDS[:, 4:], memory, memory_mask=mask, state=state, return_attention_scores=True)
     assert_close(np.concatenate([numbers(first), numbers(second)], axis=1), whole, atol=2e-5)
     assert numbers(scores).shape == (B, N, H, 5, 4)
     assert not numbers(scores)[1, ..., 2:].any()
@@ -384,8 +384,9 @@ def test_a_layer_with_a_past_gives_the_last_rows_of_the_whole(positions, causal)
     assert_close(found, numbers(whole)[:, 4:], atol=1e-5)
     assert_close(weights, numbers(scores)[:, :, 4:], atol=1e-5)
     x[~real] = np.nan
-    spoiled = layer(x[:, 4:], **{**given, "past": x[:, :4]}, use_causal_mask=causal)
-    assert_close(spoiled, numbers(found) if not causal else np.where(real[:, 4:, None], numbers(found), spoiled), atol=1e-5)
+    spoiled = numbers(layer(x[:, 4:], **{**given, "past": x[:, :4]}, use_causal_mask=causal))
+    assert np.isfinite(spoiled).all()
+    assert_close(spoiled[real[:, 4:]], numbers(found)[real[:, 4:]], atol=1e-5)
     mask = np.broadcast_to(np.arange(T) % 2 == 0, (1, T - 4, T))
     masked = layer(x[:, 4:], past=np.nan_to_num(x[:, :4]), attention_mask=mask)
     assert masked.shape == (B, T - 4, D)

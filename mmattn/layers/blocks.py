@@ -377,6 +377,8 @@ class TransformerDecoderBlock(_Block):
         if past is None:
             return {}
         past = ops.stop_gradient(ops.cast(past, self.compute_dtype))
+        if past_mask is not None:  # else the norm would have what is no number in its gradients
+            past = ops.where(ops.cast(past_mask, "bool")[..., None], past, ops.zeros((), past.dtype))
         return {"past": self.self_attention_norm(past) if self.norm == "pre" else past, "past_mask": past_mask}
 
     def _check_memory(self, memory: Any) -> None:

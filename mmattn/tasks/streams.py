@@ -31,6 +31,12 @@ class StreamModelling(LanguageModelling):
         return model
 
     @staticmethod
+    def trials(parts: dict[str, Any], vocabulary_size: int) -> dict[str, Callable[[], Any]]:
+        """What to try before data are read, by place in the configuration; a setting that cannot work raises."""
+        tried = LanguageModelling.trials(parts, vocabulary_size)
+        return {**tried, "model": lambda: StreamModel(tried["model"](), 1)}
+
+    @staticmethod
     def measurer(model: keras.Model) -> Callable[[Any], dict[str, float]]:
         """A function that takes a split's batches and gives their scores, read with the model's own memory."""
         measure = stream_measurer(model)

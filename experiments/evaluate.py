@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from mmattn.bundle import BundleError, find_bundle, load_bundle
 from mmattn.bundle_kinds import check_generation
-from mmattn.tasks import captioning, language, translation
+from mmattn.tasks import captioning, language, streams, translation
 from mmattn.tasks.grounding import lines
 from mmattn.training.callbacks import listed
 from mmattn.training.folder import write_json
@@ -29,7 +29,7 @@ from .run import wrong_records
 
 KEYS = (
     "bundle", "data", "runtime", "split", "limit", "batch_size", "shuffled", "output", "image_size", "generation",
-    "scoring",
+    "scoring", "memory_length",
 )  # fmt: skip
 TASKS: dict[str, Any] = {
     "captioner": captioning.Captioning,
@@ -85,9 +85,19 @@ def checked_config(cfg: Any) -> dict[str, Any]:
         value = config[key]
         if not (value is None and key == "limit") and (not isinstance(value, int) or value < least):
             problems.append(f"{key}={value!r} must be a whole number, at least {least}.")
+    if any(not isinstance(value, int) or isinstance(value, bool) or value < 0 for value in memory_lengths(config)):
+        problems.append(
+            f"memory_length={config['memory_length']!r} must be a whole number, 0 or more, or a list of them."
+        )
     if problems:
         raise ConfigProblem(problems)
     return config
+
+
+def memory_lengths(config: dict[str, Any]) -> list[Any]:
+    """Those that were asked for."""
+    asked = config["memory_length"]
+    return asked if isinstance(asked, list) else [] if asked is None else [asked]
 
 
 def evaluate(config: dict[str, Any]) -> int:
@@ -114,13 +124,21 @@ def evaluate(config: dict[str, Any]) -> int:
         unreadable.append(name)
         print(f"mmattn: {reason if name in reason else f'{name}: {reason}'}", file=sys.stderr)
 
+    results: dict[str, Any] = {}
+    remembers = hasattr(getattr(bundle.model, "decoder", None), "empty_state")
+    if memory_lengths(config) and not remembers:
+        raise ConfigProblem(["memory_length is for language models that remember, and this bundle's model does not."])
     if bundle.kind == "language_model":
         try:
-            scores = language.evaluate(bundle, source, settings, config["batch_size"])
+            if remembers:
+                found = streams.evaluate(bundle, source, settings, config["batch_size"], memory_lengths(config))
+                results = {"scores": next(iter(found.values())), "scores_by_memory": found}
+                print("\n".join(streams.table(found)))
+            else:
+                results = {"scores": language.evaluate(bundle, source, settings, config["batch_size"])}
+                print(listed(results["scores"]))
         except ValueError as error:  # a text shorter than a window
             raise ConfigProblem([f"data: {first_line(error)}"]) from error
-        results: dict[str, Any] = {"scores": scores}
-        print(listed(results["scores"]))
     else:
         if bundle.kind == "captioner":
             scoring: Any = CAPTIONS

@@ -72,10 +72,11 @@ KINDS = {
             "top_p": 1.0,
             "max_length": 256,
             "context_length": 0,
+            "memory_length": 0,
         },
     ),
 }
-_UNTIL_NOW = {"patience": 0.0}  # what was done before there was the setting
+_UNTIL_NOW = {"patience": 0.0, "memory_length": 0}  # what was done before there was the setting
 _RANGES = {
     "num_beams": (1, 64),
     "length_penalty": (-10.0, 10.0),
@@ -91,6 +92,7 @@ _RANGES = {
     "top_k": (0, 10_000_000),
     "top_p": (0.000001, 1.0),
     "context_length": (0, 65536),
+    "memory_length": (0, 65536),
 }
 
 

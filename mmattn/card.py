@@ -132,7 +132,9 @@ def _settings(info: Mapping[str, Any]) -> list[str]:
         window = f" It looks back on {generation['context_length']} tokens." if generation["context_length"] else ""
         drawn = f"drawn at temperature {generation['temperature']}, top_k {generation['top_k']}, top_p "
         how = f"{drawn}{generation['top_p']}" if generation["method"] == "sample" else "the likeliest at each place"
-        return [f"Tokens are {how}, {generation['max_length']} at most.{window}"]
+        remembered = generation.get("memory_length") or _setting(info["model"], "decoder", "memory_length")
+        past = f" It has a memory of {remembered} positions a layer for what came before." if remembered else ""
+        return [f"Tokens are {how}, {generation['max_length']} at most.{window}{past}"]
     method = f"beam search with {generation['num_beams']} beams" if generation["method"] == "beam" else "greedy search"
     how = (
         f"come from {method}, length penalty {generation['length_penalty']}, at most {generation['max_length']} tokens"
@@ -176,6 +178,14 @@ def _inline(value: Any) -> str:
 
 def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _setting(model: Any, part: str, name: str) -> Any:
+    """What the configuration of a part says; None where it doesn't."""
+    found = model
+    for key in ("config", part, "config", name):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
 
 
 def _part(model: Any, name: str) -> str:

@@ -60,7 +60,7 @@ class TextGenerator:
         length_factor, length_offset: at most `length_factor * S + length_offset` tokens, S the widened source.
             None: `max_length` alone counts.
         options: those of `mmattn.decoding.Generator`: min_length, no_repeat_ngram, length_penalty, compiled, batches,
-            prompt, and for "sample" seed, temperature, top_k, top_p, rows.
+            prompt, first, and for "sample" seed, temperature, top_k, top_p, rows.
 
     Returns:
         for each row a list of up to `nbest` texts, at least one.

@@ -173,9 +173,24 @@ class LanguageModel(KeepsQuantization, keras.Model):
             raise ValueError(f'inputs holds "target_ids". Received {sorted(inputs)}.')
         return self.decoder(inputs["target_ids"], training=training, **_places(inputs))[0]
 
+    def read(self, token_ids: Any, state: Any = None, **options: Any) -> tuple[Any, Any]:
+        """The logits `(B, T, V)` of a segment after what a state remembers, and the state after it.
+
+        Args:
+            token_ids: `(B, T)`.
+            state: what the last `read` has returned, or the decoder's `empty_state`; None: nothing came before.
+            options: of the decoder's call, such as `memory_length` and `reset`.
+        """
+        return self.decoder(token_ids, state=state, training=False, **options)
+
     def start(self, inputs: dict[str, Any], max_length: int) -> tuple[Any, Any]:
-        """What generation of up to `max_length` tokens starts from; of `inputs` only the number of rows counts."""
-        return self.decoder.start(None, None, max_length, batch_size=ops.shape(inputs["target_ids"])[0])
+        """What generation of up to `max_length` tokens starts from.
+
+        Of "target_ids" in `inputs` only the number of rows counts; "state", where it is there, is remembered.
+        """
+        remembered = {"state": inputs["state"]} if "state" in inputs else {}
+        rows = ops.shape(inputs["target_ids"])[0]
+        return self.decoder.start(None, None, max_length, batch_size=rows, **remembered)
 
     def step(self, token_ids: Any, index: Any, context: Any, state: Any) -> tuple[Any, Any]:
         """The decoder's step: logits `(B, V)` of the token after position `index`, and the new state."""

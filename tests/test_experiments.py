@@ -79,6 +79,8 @@ def test_every_option_of_every_group_composes_and_passes_the_checks(group, optio
     }
     if option in ("tinyshakespeare", "language_model", "char", "text_chars", "none"):
         needed = ["experiment=shakespeare_chars", "data.root=x"]
+    elif option in ("language_stream", "transformer_xl"):
+        needed = ["experiment=shakespeare_xl", "data.root=x"]
     elif option in TEXT_DATA or option in ("translation", "segmented") or option.startswith("text_"):
         needed = ["experiment=multi30k_en_de_tiny", *texts.get(option, ["data.root=x"])]
     else:

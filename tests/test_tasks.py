@@ -14,6 +14,7 @@ from experiments import diversify, evaluate, train
 from mmattn import Translator, Writer, metrics
 from mmattn.preprocess.text import Tokenizer
 from mmattn.tasks.translation import TranslationScoring
+from mmattn.training.checkpoint import CheckpointFolder, read
 from mmattn.training.validation import Prediction
 
 WORDS = {"a": "ein", "dog": "Hund", "cat": "Katze", "runs": "läuft", "sleeps": "schläft", "and": "und", "here": "hier"}
@@ -135,6 +136,56 @@ def test_a_language_model_run_leaves_scores_and_a_bundle_that_writes(language, t
     assert json.loads((tmp_path / "s.json").read_text())["scores"] == pytest.approx(results["test"], abs=1e-4)
 
 
+@pytest.fixture(scope="module")
+def remembering(tmp_path_factory):
+    """The folder of a whole run of a language model that remembers."""
+    root = tmp_path_factory.mktemp("stream")
+    (root / "input.txt").write_text("To be, or not to be:\n\nthat is  the question.\n" * 40)
+    more = ["fit.epochs=2", "fit.steps_per_epoch=5", "fit.checkpoint_minutes=0", f"run.root={root / 'runs'}"]
+    assert train.main([*QUICK[:2], "experiment=shakespeare_xl", f"data.root={root}", *more]) == 0
+    (made,) = (root / "runs").iterdir()
+    return made
+
+
+def test_a_run_on_streams_leaves_scores_by_memory_and_a_bundle_that_writes(remembering, tmp_path, capsys):
+    results = json.loads((remembering / "results.json").read_text())
+    assert list(results["test_by_memory"]) == ["0", "16", "32", "64"]
+    assert results["test"] == results["test_by_memory"]["16"] == results["valid"] | results["test"]
+    writer = Writer.load(remembering / "bundle")
+    assert writer.generation["context_length"] == 16
+    [text] = writer.write("To be\n\n", max_length=40, seed=3)  # several segments
+    assert text.startswith("To be\n\n") and 7 < len(text) <= 40
+    data = ["data=tinyshakespeare", f"data.root={remembering.parent.parent}", "limit=8", "batch_size=8"]
+    asked = [*data, "memory_length=[0,16,64]", f"output={tmp_path / 's.json'}"]
+    assert evaluate.main([f"bundle={remembering / 'bundle'}", *asked]) == 0
+    assert re.search(r"memory  loss .*\n +0  .*\n +16  .*\n +64  ", capsys.readouterr().out)
+    found = json.loads((tmp_path / "s.json").read_text())["scores_by_memory"]
+    for length, scores in found.items():
+        assert scores == pytest.approx(results["test_by_memory"][length], abs=2e-3)
+    assert evaluate.main([f"bundle={remembering / 'bundle'}", *data, f"output={tmp_path / 't.json'}"]) == 0
+    assert json.loads((tmp_path / "t.json").read_text())["scores"] == pytest.approx(found["16"], abs=1e-5)
+
+
+def test_the_run_on_streams_keeps_its_memory_in_the_checkpoints_alone(remembering):
+    arrays, _ = read(CheckpointFolder(remembering / "checkpoints").files()[-1])
+    held = [name for name in arrays if name.endswith("stream_model/state")]
+    assert len(held) == 2 and all(arrays[name].any() for name in held)
+    info = json.loads((remembering / "bundle" / "bundle.json").read_text())
+    assert not [name for name in info["weights"]["arrays"] if "state" in name]
+    assert info["model"]["class_name"] == "LanguageModel"
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [("memory_length=8", "memory_length is for language models that remember"), ("memory_length=[8,-1]", "0 or more"),
+     ("memory_length=long", "0 or more")],
+)  # fmt: skip
+def test_a_memory_that_cannot_be_is_refused_in_words(language, asked, message, capsys):
+    data = ["data=tinyshakespeare", f"data.root={language.parent.parent}"]
+    assert evaluate.main([f"bundle={language / 'bundle'}", *data, asked]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_a_bundle_is_not_scored_on_data_of_another_kind(language, capsys):
     assert evaluate.main([f"bundle={language / 'bundle'}", "data=shapes"]) == 2
     assert "data, for a language_model: records with text are wanted; these have " in capsys.readouterr().err
@@ -161,6 +212,7 @@ def test_a_captioner_is_not_trained_on_sentences(folder, tmp_path, capsys):
             ["decoder.positions=learned", "+decoder.max_length=8"],
             r"batches\.length=16 is more than decoder\.max_length=8",
         ),
+        (["task=language_stream"], "model: .* remembers nothing from batch to batch: decoder=transformer_xl does"),
     ],
 )
 def test_wrong_settings_of_a_language_model_are_refused_in_words(overrides, message, tmp_path, capsys):

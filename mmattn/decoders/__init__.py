@@ -3,5 +3,6 @@
 from mmattn.decoders.convolutional import ConvolutionalDecoder
 from mmattn.decoders.recurrent import RecurrentDecoder
 from mmattn.decoders.transformer import TransformerDecoder
+from mmattn.decoders.transformer_xl import TransformerXLDecoder
 
-__all__ = ["ConvolutionalDecoder", "RecurrentDecoder", "TransformerDecoder"]
+__all__ = ["ConvolutionalDecoder", "RecurrentDecoder", "TransformerDecoder", "TransformerXLDecoder"]

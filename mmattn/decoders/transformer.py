@@ -31,6 +31,7 @@ class TransformerDecoder(KeepsQuantization, keras.layers.Layer):
         positions: "sinusoidal", "learned" with `max_length`, or what `SelfAttention` has: "rotary", "alibi", "t5",
             "shaw", "transformer_xl".
         max_length: the longest sequence with learned positions.
+        sliding_window: a position sees itself and those before it that are less than so many places away.
         norm: "pre" or "post", see `mmattn.layers.TransformerEncoderBlock`.
         activation: of the position-wise networks.
         cross_attention: False gives a language model, whose memory is None.
@@ -85,6 +86,7 @@ class TransformerDecoder(KeepsQuantization, keras.layers.Layer):
         cross_attention: bool = True,
         output_bias: bool = True,
         seed: int | None = None,
+        sliding_window: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -108,6 +110,7 @@ class TransformerDecoder(KeepsQuantization, keras.layers.Layer):
         self.has_cross_attention = cross_attention
         self.output_bias = output_bias
         self.seed = seed
+        self.sliding_window = sliding_window
 
         dtype = self.dtype_policy
         self.token_embedding = TokenEmbedding(
@@ -136,6 +139,7 @@ class TransformerDecoder(KeepsQuantization, keras.layers.Layer):
                 activation_dropout=activation_dropout,
                 norm=norm,
                 positions=positions if positions in IN_ATTENTION else None,
+                sliding_window=sliding_window,
                 seed=part_seed(seed, "decoder", f"block_{i}"),
                 dtype=dtype,
                 name=f"block_{i}",
@@ -168,23 +172,28 @@ class TransformerDecoder(KeepsQuantization, keras.layers.Layer):
         training: bool | None = None,
     ) -> Any:
         self._check(token_ids, return_attention_scores)
-        x = self.token_embedding(token_ids)  # (B, T, D)
-        if training and self.token_dropout:  # hidden, not rescaled: at inference every token is there
-            x = self.hidden_tokens(x, training=True) * (1.0 - self.token_dropout)
-        if self.position_embedding is not None:
-            x = self.position_embedding(x)
-        x = self.embedding_dropout(x, training=training)
-        scores = []
+        x, scores = self._embedded(token_ids, training), []
         for block in self.blocks:
             if return_attention_scores:
                 x, weights = block(x, memory, memory_mask=memory_mask, return_attention_scores=True, training=training)
                 scores.append(weights)
             else:
                 x = block(x, memory, memory_mask=memory_mask, training=training)
-        if places is not None:
-            x = ops.take(ops.reshape(x, (-1, self.hidden_dim)), places, axis=0)  # (M, D)
-        logits, state = self._logits(x), () if state is None else state
+        logits, state = self._logits(self._at(places, x)), () if state is None else state
         return (logits, state, ops.stack(scores, axis=1)) if return_attention_scores else (logits, state)
+
+    def _embedded(self, token_ids: Any, training: bool | None) -> Any:
+        """What the first block gets, `(B, T, D)`."""
+        x = self.token_embedding(token_ids)
+        if training and self.token_dropout:  # hidden, not rescaled: at inference every token is there
+            x = self.hidden_tokens(x, training=True) * (1.0 - self.token_dropout)
+        if self.position_embedding is not None:
+            x = self.position_embedding(x)
+        return self.embedding_dropout(x, training=training)
+
+    def _at(self, places: Any, x: Any) -> Any:
+        """The vectors that logits are wanted of: `(M, D)` of M flat places, or all."""
+        return x if places is None else ops.take(ops.reshape(x, (-1, self.hidden_dim)), places, axis=0)
 
     def compute_output_spec(
         self,
@@ -232,10 +241,7 @@ class TransformerDecoder(KeepsQuantization, keras.layers.Layer):
         """
         if isinstance(self.position_embedding, LearnedPositions):
             self.position_embedding.check_length(max_length)
-        if batch_size is None:
-            if memory is None:
-                raise ValueError("Without a memory, start needs batch_size, the number of rows. Received None.")
-            batch_size = ops.shape(memory)[0]
+        batch_size = _rows(memory, batch_size)
         pairs = [block.start(memory, memory_mask, batch_size, max_length) for block in self.blocks]
         return [context for context, _ in pairs], [state for _, state in pairs]
 
@@ -281,4 +287,12 @@ class TransformerDecoder(KeepsQuantization, keras.layers.Layer):
             "cross_attention": self.has_cross_attention,
             "output_bias": self.output_bias,
             "seed": self.seed,
+            "sliding_window": self.sliding_window,
         }
+
+
+def _rows(memory: Any, batch_size: Any) -> Any:
+    """B of what starts."""
+    if batch_size is None and memory is None:
+        raise ValueError("Without a memory, start needs batch_size, the number of rows. Received None.")
+    return ops.shape(memory)[0] if batch_size is None else batch_size

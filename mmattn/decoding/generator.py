@@ -100,6 +100,7 @@ class Generator:
         compiled: bool | str = "auto",
         batches: int = 1,
         prompt: Any = None,
+        first: Any = None,
         **options: Any,
     ) -> Generated:
         """Generates one batch.
@@ -111,6 +112,8 @@ class Generator:
             compiled: True, "step", False or "auto", see the class.
             batches: how many such batches are to come, this one included: a hint for "auto".
             prompt: token ids that the results begin with, `(B, T0)`, or a list of B lists of any lengths.
+            first: int `(B,)`, the token that each row reads first, for texts that go on; default: the start token. It
+                is no part of the results.
             options: those of the functions `greedy`, `sample` and `beam`.
 
         Returns:
@@ -122,7 +125,7 @@ class Generator:
         """
         if compiled not in (True, False, "step", "auto"):
             raise ValueError(f'compiled must be True, "step", False or "auto", and is {compiled!r}.')
-        job = read_job(inputs, method, max_length, self.bos_id, options)
+        job = read_job(inputs, method, max_length, self.bos_id if first is None else first, options)
         if self.max_positions is not None and max_length > self.max_positions:
             raise ValueError(f"max_length={max_length} exceeds the model's longest sequence, {self.max_positions}.")
         if prompt is not None:

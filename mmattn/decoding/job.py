@@ -67,8 +67,9 @@ class Job:
         return numbers | {name: np.asarray(value, _NUMBERS.get(name, "int32")) for name, value in self.numbers.items()}
 
 
-def read_job(inputs: Any, method: str, max_length: int, bos_id: int, options: dict[str, Any]) -> Job:
-    """Checks the options of one call and sorts them. Nothing has run yet."""
+def read_job(inputs: Any, method: str, max_length: int, first: Any, options: dict[str, Any]) -> Job:
+    """Checks the options of one call and sorts them. `first`: the token that all rows read first, or one for each.
+    Nothing has run yet."""
     if method not in SEARCHES:
         raise ValueError(f"method must be one of {', '.join(SEARCHES)}, and is {method!r}.")
     if unknown := sorted(set(options) - set(OPTIONS[method])):
@@ -77,7 +78,9 @@ def read_job(inputs: Any, method: str, max_length: int, bos_id: int, options: di
     check_lengths(max_length, options["min_length"], options["no_repeat_ngram"], None)
     inputs = keras.tree.map_structure(keras.ops.convert_to_numpy, inputs)
     count = _batch_size(inputs)
-    rows = {"inputs": inputs, "ids": np.full(count, bos_id, dtype="int32")}
+    if np.shape(first) not in ((), (count,)):
+        raise ValueError(f"first must be {count} tokens, one for each row. Its shape is {np.shape(first)}.")
+    rows = {"inputs": inputs, "ids": np.array(np.broadcast_to(first, count), dtype="int32")}
     if method == "sample":
         check_sampling(options["temperature"], options["top_k"], options["top_p"])
         if isinstance(options["seed"], bool) or not isinstance(options["seed"], (int, np.integer)):

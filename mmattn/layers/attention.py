@@ -437,8 +437,8 @@ class MultiHeadAttention(keras.layers.Layer):
         hidden, its slope is 0, and 0 times NaN would be NaN in their gradients.
         """
         if not sight.may_hide:
-            return query, self._project_query(query), *self.project_memory(key, value)
-        unasked = sight.keys if query is key and query is value else None  # padding asks too, and nobody wants to know
+            return query, self._project_query(query, sight.first_place), *self.project_memory(key, value)
+        unasked = self._unasked(query, key, value, sight)
         fine = {id(a): finite_rows(a) for a in (query, key, value)}  # in self-attention, of one array
         spared = {id(a): ops.where(fine[id(a)], a, ops.zeros((), a.dtype)) for a in (query, key, value)}
 
@@ -450,7 +450,11 @@ class MultiHeadAttention(keras.layers.Layer):
         asks, tells = fine[id(query)], ops.logical_and(fine[id(key)], fine[id(value)])
         query, key, value = (spared[id(array)] for array in (query, key, value))
         keys, values = self.project_memory(key, value)
-        return query, marked(self._project_query(query), asks, unasked), marked(keys, tells), values
+        return query, marked(self._project_query(query, sight.first_place), asks, unasked), marked(keys, tells), values
+
+    def _unasked(self, query: Any, key: Any, value: Any, sight: Sight) -> Any:
+        """Which queries are real `(B, T)`, where that is known of them: padding asks too, and nobody wants to know."""
+        return sight.keys if query is key and query is value else None
 
     def project_memory(self, key: Any, value: Any) -> tuple[Any, Any]:
         """The keys and values of their heads, `(B, G, S, K)` each: equation (2.1) but for the query."""
@@ -458,7 +462,8 @@ class MultiHeadAttention(keras.layers.Layer):
         keys, values = self.axes.heads(self._key_dense(key)), self.axes.heads(self._value_dense(value))
         return (self._key_norm(keys) if self.qk_norm else keys), values
 
-    def _project_query(self, query: Any) -> Any:
+    def _project_query(self, query: Any, first: Any = 0) -> Any:
+        """The queries of their heads `(B, H, T, K)`; `first` is the place of the first among the keys."""
         self._check_widths(query=query)
         heads = self.axes.heads(self._query_dense(query))
         return self._query_norm(heads) if self.qk_norm else heads

@@ -106,12 +106,15 @@ class _Block(KeepsQuantization, keras.layers.Layer):
         norm_epsilon: float = 1e-5,
         seed: int | None = None,
         positions: str | None = None,
+        sliding_window: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         if norm not in NORMS:
             raise ValueError(f"norm is one of {NORMS}. Received {norm!r}.")
-        check_positive(num_heads=num_heads, intermediate_dim=intermediate_dim, key_dim=key_dim)
+        check_positive(
+            num_heads=num_heads, intermediate_dim=intermediate_dim, key_dim=key_dim, sliding_window=sliding_window
+        )
         check_shares(dropout=dropout, attention_dropout=attention_dropout, activation_dropout=activation_dropout)
         check_places(positions, key_dim)
         self.supports_masking = True
@@ -126,6 +129,7 @@ class _Block(KeepsQuantization, keras.layers.Layer):
         self.norm_epsilon = norm_epsilon
         self.seed = seed
         self.positions = positions
+        self.sliding_window = sliding_window
 
     def _head_width(self, width: int) -> int:
         if self.key_dim is not None:
@@ -157,7 +161,8 @@ class _Block(KeepsQuantization, keras.layers.Layer):
         return (x if self.norm == "pre" else norm(x)), more
 
     def _self_attention(self, width: int) -> SelfAttention:
-        part = SelfAttention(positions=self.positions, **self._attention_options("self_attention", width))
+        options = self._attention_options("self_attention", width)
+        part = SelfAttention(positions=self.positions, sliding_window=self.sliding_window, **options)
         part.build((None, None, width))
         return part
 
@@ -198,6 +203,7 @@ class _Block(KeepsQuantization, keras.layers.Layer):
             "norm_epsilon": self.norm_epsilon,
             "seed": self.seed,
             "positions": self.positions,
+            "sliding_window": self.sliding_window,
         }
 
     def compute_output_shape(self, inputs_shape: Any, memory_shape: Any = None) -> Any:
@@ -220,6 +226,7 @@ class TransformerEncoderBlock(_Block):
         norm_epsilon: of the layer normalisation.
         seed: of the dropouts; each makes its own from it.
         positions: of the self-attention, see `SelfAttention`.
+        sliding_window: of the self-attention: a position sees those that are less than so many places away.
 
     Call arguments:
         inputs: `(B, T, D)`.
@@ -297,12 +304,15 @@ class TransformerDecoderBlock(_Block):
         padding_mask: `(B, T)` boolean, True = real. Right-padded rows do not need it: the causal mask hides what
             follows.
         return_attention_scores: also return the cross-attention's weights `(B, H, T, S)`.
+        past: `(B, M, D)`, the inputs that this block had before these; the self-attention sees them too, and no
+            gradient goes back to them (Dai et al. 2019, section 3.2).
+        past_mask: `(B, M)` boolean, True = real.
 
     Raises:
         ValueError: for a memory that does not go with `cross_attention`.
 
-    `start(memory, memory_mask, batch_size, max_length)` gives (context, cache); `step(inputs (B, D), index, context,
-    cache)` gives the output `(B, D)` at that place, equal to `call`'s, and the new cache.
+    `start(memory, memory_mask, batch_size, max_length, past, past_mask)` gives (context, cache); `step(inputs (B, D),
+    index, context, cache)` gives the output `(B, D)` at that place, equal to `call`'s, and the new cache.
 
     Example:
         >>> import numpy as np
@@ -339,13 +349,16 @@ class TransformerDecoderBlock(_Block):
         inputs_mask: Any = None,
         return_attention_scores: bool = False,
         training: bool | None = None,
+        past: Any = None,
+        past_mask: Any = None,
     ) -> Any:
         self._check_memory(memory)
+        before = self._seen_before(past, past_mask)
 
         def look_back(x: Any) -> Any:
             return self.self_attention(
                 x, padding_mask=padding_mask, inputs_mask=inputs_mask if mask is None else mask,
-                use_causal_mask=True, training=training,
+                use_causal_mask=True, training=training, **before,
             )  # fmt: skip
 
         def look_across(x: Any) -> Any:
@@ -360,17 +373,34 @@ class TransformerDecoderBlock(_Block):
         x, _ = self._residual(x, "feed_forward", lambda y: self.feed_forward(y, training=training), training)
         return (x, scores) if return_attention_scores else x
 
+    def _seen_before(self, past: Any, past_mask: Any) -> dict[str, Any]:
+        """What came before, as the self-attention gets its inputs."""
+        if past is None:
+            return {}
+        past = ops.stop_gradient(ops.cast(past, self.compute_dtype))
+        if past_mask is not None:  # else the norm would have what is no number in its gradients
+            past = ops.where(ops.cast(past_mask, "bool")[..., None], past, ops.zeros((), past.dtype))
+        return {"past": self.self_attention_norm(past) if self.norm == "pre" else past, "past_mask": past_mask}
+
     def _check_memory(self, memory: Any) -> None:
         if self.has_cross_attention and memory is None:
             raise ValueError("This block has cross-attention, so it needs a memory (B, S, D). Received None.")
         if not self.has_cross_attention and memory is not None:
             raise ValueError("This block was made with cross_attention=False and takes no memory.")
 
-    def start(self, memory: Any, memory_mask: Any, batch_size: Any, max_length: int) -> tuple[Any, Any]:
-        """The context that all steps share and an empty cache for `max_length` positions."""
+    def start(
+        self,
+        memory: Any,
+        memory_mask: Any,
+        batch_size: Any,
+        max_length: int,
+        past: Any = None,
+        past_mask: Any = None,
+    ) -> tuple[Any, Any]:
+        """The context that all steps share, and a cache for `max_length` positions, empty but for a past."""
         self._check_memory(memory)
         context = self.cross_attention.start(memory, memory_mask) if self.has_cross_attention else None
-        return context, self.self_attention.start(batch_size, max_length)
+        return context, self.self_attention.start(batch_size, max_length, **self._seen_before(past, past_mask))
 
     def step(self, inputs: Any, index: Any, context: Any, cache: Any) -> tuple[Any, Any]:
         """The output `(B, D)` of position `index` from its input `(B, D)`, and the new cache."""
@@ -391,6 +421,8 @@ class TransformerDecoderBlock(_Block):
         inputs_mask: Any = None,
         return_attention_scores: bool = False,
         training: bool | None = None,
+        past: Any = None,
+        past_mask: Any = None,
     ) -> Any:
         output = keras.KerasTensor(inputs.shape, dtype=self.compute_dtype)
         if not return_attention_scores:

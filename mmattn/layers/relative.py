@@ -14,6 +14,7 @@ import numpy as np
 from keras import ops
 
 from mmattn.layers.checks import check_positive
+from mmattn.layers.dot_product import wide_of
 from mmattn.layers.sight import Sight
 
 
@@ -82,7 +83,7 @@ class BucketedBias(keras.layers.Layer):
         count, first = self.num_buckets, 0
         if self.bidirectional:
             count //= 2
-            first = ops.where(distances < 0, count, 0)
+            first = count * ops.cast(distances < 0, "int32")
             distances = ops.abs(distances)
         else:
             distances = ops.maximum(distances, 0)
@@ -171,8 +172,9 @@ class ProjectedDistances(keras.layers.Layer):
 
     def call(self, query: Any, sight: Sight) -> Any:
         """What is added to the scores, `(B, H, T, S)`, for queries `(B, H, T, K)`."""
-        rates = np.exp(np.arange(0, self.width, 2) * (-math.log(10000.0) / self.width)).astype("float32")
-        angles = ops.cast(_distances(sight), "float32")[:, None] * rates
+        rates = np.exp(np.arange(0, self.width, 2) * (-math.log(10000.0) / self.width))
+        wide = wide_of(query.dtype)
+        angles = ops.cast(_distances(sight), wide)[:, None] * rates.astype(wide)
         sinusoids = ops.cast(ops.concatenate([ops.sin(angles), ops.cos(angles)], axis=-1), query.dtype)  # (E, D)
         vectors = ops.einsum("ed,dhk->hke", sinusoids, ops.cast(self.kernel, query.dtype))
         asked = (query + ops.cast(self.place_bias, query.dtype)[:, None, :]) * self.scale

@@ -13,6 +13,7 @@ from keras import ops
 from mmattn.layers.attention import MultiHeadAttention
 from mmattn.layers.checks import IN_ATTENTION
 from mmattn.layers.dot_product import explicit, finite, guarded
+from mmattn.layers.masks import check_boolean, check_padding, combine_masks
 from mmattn.layers.relative import BucketedBias, ClippedDistances, ProjectedDistances, alibi_slopes
 from mmattn.layers.rotary import check_rotary, rotate
 from mmattn.layers.sight import Sight
@@ -37,10 +38,13 @@ class SelfAttention(MultiHeadAttention):
         padding_mask: `(B, T)` boolean, True = real; nobody looks at a False position.
         mask, inputs_mask: the same, filled in by Keras with the mask that arrives on `inputs` itself.
         attention_mask, use_causal_mask, return_attention_scores, training: as in `MultiHeadAttention`.
+        past: `(B, M, D)`, what came before the inputs. The inputs ask, and see it and themselves (S = M + T): it has
+            the places before theirs for all positions, masks and windows. A mask then speaks of M + T positions.
+        past_mask: `(B, M)` boolean, True = real.
 
-    Step by step: `start` makes an empty cache, `step` adds one position to it and gives what `call` with
-    `use_causal_mask=True` gives there, with all positions and with a `sliding_window` too. With rotary positions the
-    cache holds turned keys.
+    Step by step: `start` makes an empty cache, or one that holds a past, `step` adds one position to it and gives what
+    `call` with `use_causal_mask=True` gives there, with all positions and with a `sliding_window` too. With rotary
+    positions the cache holds turned keys.
 
     Raises:
         ValueError: as `MultiHeadAttention`, and for positions that are not known or do not go with `key_dim`.
@@ -113,12 +117,36 @@ class SelfAttention(MultiHeadAttention):
         return_attention_scores: bool = False,
         training: bool | None = None,
         use_causal_mask: bool = False,
+        past: Any = None,
+        past_mask: Any = None,
     ) -> Any:
-        implicit = inputs_mask if mask is None else mask
+        masks, whole = (padding_mask, inputs_mask if mask is None else mask), inputs
+        if past is not None:
+            masks = (self._real_of_both(inputs, past, combine_masks(*map(_as_mask, masks)), past_mask), None)
+            whole = ops.concatenate([ops.cast(past, inputs.dtype), inputs], axis=1)
         return super().call(
-            inputs, inputs, key_mask=padding_mask, value_mask=implicit, attention_mask=attention_mask,
+            inputs, whole, key_mask=masks[0], value_mask=masks[1], attention_mask=attention_mask,
             return_attention_scores=return_attention_scores, training=training, use_causal_mask=use_causal_mask,
         )  # fmt: skip
+
+    def _real_of_both(self, inputs: Any, past: Any, mask: Any, past_mask: Any) -> Any:
+        """The mask `(B, M + T)` of what came before and what is there, or None where all is real."""
+        if not self.axes.is_plain:
+            raise ValueError(
+                f"A past goes with inputs (batch, length, width) whose length attention runs over. Received inputs "
+                f"{tuple(inputs.shape)} and attention_axes={self.axes.attended}."
+            )
+        if mask is None and past_mask is None:
+            return None
+        parts = []
+        for of, real, name in ((past, past_mask, "past_mask"), (inputs, mask, "padding_mask")):
+            shape = ops.shape(of)[:2]
+            real = ops.ones(shape, dtype="bool") if real is None else check_padding(real, tuple(of.shape[:2]), name)
+            parts.append(ops.broadcast_to(real, shape))
+        return ops.concatenate(parts, axis=1)
+
+    def _unasked(self, query: Any, key: Any, value: Any, sight: Sight) -> Any:
+        return None if sight.keys is None else sight.keys[:, sight.sources - sight.targets :]
 
     def project_memory(self, key: Any, value: Any, first: Any = 0) -> tuple[Any, Any]:
         """The keys and values of their heads, `(B, G, S, K)` each; `first` is the place of the first of them."""
@@ -134,12 +162,26 @@ class SelfAttention(MultiHeadAttention):
         places = ops.arange(ops.shape(heads)[2], dtype="int32")
         return rotate(heads, places + ops.cast(first, "int32"))
 
-    def start(self, batch_size: Any, max_length: int) -> dict[str, Any]:
-        """An empty cache for `max_length` positions: keys and values `(B, G, L, K)`."""
+    def start(self, batch_size: Any, max_length: int, past: Any = None, past_mask: Any = None) -> dict[str, Any]:
+        """An empty cache for `max_length` positions: keys and values `(B, G, L, K)`.
+
+        With a `past` and `past_mask`, as in a call, its M positions come before them (L = M + `max_length`), and "real"
+        `(B, M)` says which of those there are.
+        """
         shape = (batch_size, self.num_key_value_heads, max_length)
+        keys = ops.zeros((*shape, self.key_dim), dtype=self.compute_dtype)
+        values = ops.zeros((*shape, self.value_dim), dtype=self.compute_dtype)
+        if past is None:
+            return {"keys": keys, "values": values}
+        past = ops.cast(past, self.compute_dtype)
+        real = ops.ones((1, past.shape[1]), dtype="bool")
+        if past_mask is not None:
+            real = check_padding(past_mask, tuple(past.shape[:2]), "past_mask")
+        before = guarded(*self.project_memory(past, past))
         return {
-            "keys": ops.zeros((*shape, self.key_dim), dtype=self.compute_dtype),
-            "values": ops.zeros((*shape, self.value_dim), dtype=self.compute_dtype),
+            "keys": ops.concatenate([before[0], keys], axis=2),
+            "values": ops.concatenate([before[1], values], axis=2),
+            "real": ops.broadcast_to(real, (batch_size, past.shape[1])),
         }
 
     def step(self, inputs: Any, index: Any, cache: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -147,7 +189,7 @@ class SelfAttention(MultiHeadAttention):
 
         Args:
             inputs: `(B, D)`, the position's input.
-            index: its place, one number for all rows.
+            index: its place, one number for all rows; 0 is the first after the past.
             cache: from `start` or the last step.
 
         Returns:
@@ -156,22 +198,26 @@ class SelfAttention(MultiHeadAttention):
         Raises:
             ValueError: for an `index` beyond the cache, where it is a number; a tensor's cannot be seen.
         """
-        length = cache["keys"].shape[2]
+        before = cache["real"].shape[1] if "real" in cache else 0
+        length = cache["keys"].shape[2] - before
         if isinstance(index, (int, np.integer, np.ndarray)):
             index = operator.index(index)
             if not 0 <= index < length:
                 raise ValueError(f"The cache holds positions 0 to {length - 1}. Received index={index}.")
         else:
             index = ops.cast(index, "int32")
-        row = inputs[:, None, :]
-        key, value = guarded(*self.project_memory(row, row, index))
-        keys = ops.slice_update(cache["keys"], (0, 0, index, 0), key)
-        values = ops.slice_update(cache["values"], (0, 0, index, 0), value)
-        query = self._project_query(row, index)
-        sight = Sight(1, length, causal=True, window=self.sliding_window, place=index)
+        row, place, real = inputs[:, None, :], index + before, None
+        key, value = guarded(*self.project_memory(row, row, place))
+        keys = ops.slice_update(cache["keys"], (0, 0, place, 0), key)
+        values = ops.slice_update(cache["values"], (0, 0, place, 0), value)
+        query = self._project_query(row, place)
+        if before:
+            added = ops.ones((ops.shape(row)[0], length), dtype="bool")
+            real = ops.concatenate([cache["real"], added], axis=1)
+        sight = Sight(1, before + length, keys=real, causal=True, window=self.sliding_window, place=place)
         found = explicit(self._asked(query), keys, values, sight, self.scoring, self._bias(query, sight), guard=False)
         output = self._project_output(found, row)
-        return output[:, 0], {"keys": keys, "values": values}
+        return output[:, 0], {**cache, "keys": keys, "values": values}
 
     def compute_output_shape(self, inputs_shape: Any) -> tuple[Any, ...]:  # type: ignore[override]
         return super().compute_output_shape(inputs_shape, inputs_shape)
@@ -186,12 +232,21 @@ class SelfAttention(MultiHeadAttention):
         return_attention_scores: bool = False,
         training: bool | None = None,
         use_causal_mask: bool = False,
+        past: Any = None,
+        past_mask: Any = None,
     ) -> Any:
-        return self._output_spec(inputs, inputs, return_attention_scores)
+        before, length = 0 if past is None else past.shape[1], inputs.shape[1]
+        seen = None if None in (before, length) else before + length
+        whole = inputs if past is None else keras.KerasTensor((inputs.shape[0], seen, inputs.shape[-1]))
+        return self._output_spec(inputs, whole, return_attention_scores)
 
     def get_config(self) -> dict[str, Any]:
         config = {**super().get_config(), "positions": self.positions}
         return {**config, "position_options": self.position_options} if self.position_options else config
+
+
+def _as_mask(mask: Any) -> Any:
+    return None if mask is None else check_boolean(mask, what="padding_mask is boolean, True = real")
 
 
 def check_places(positions: str | None, key_dim: int | None = None, options: dict[str, Any] | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -52,12 +53,13 @@ class LanguageModelling:
         self.batches = {}
         for split, source in sources.items():
             with blame("batches" if split == "train" else f"data.{split}"):
-                self.batches[split] = parts["batches"](source=source, encode_text=self.tokenizer.encode, seed=seed)
+                self.batches[split] = self._batches(seed)(source=source, encode_text=self.tokenizer.encode)
         say(f"Tokens: {', '.join(f'{b.num_tokens} {split}' for split, b in self.batches.items())}. {self.tokenizer}.")
         with blame("model"):
-            self.model = _model(parts, self.tokenizer.vocabulary_size)
-            self.model.build({"target_ids": (None, None)})
-        self._measure = measurer(self.model)
+            self.language_model = _model(parts, self.tokenizer.vocabulary_size)
+            self.language_model.build({"target_ids": (None, None)})
+            self.model = self._trained()
+        self._measure = self.measurer(self.language_model)
 
     @staticmethod
     def trials(parts: dict[str, Any], vocabulary_size: int) -> dict[str, Callable[[], Any]]:
@@ -70,25 +72,43 @@ class LanguageModelling:
             "batches": lambda: parts["batches"](source=source, encode_text=lambda text: [4] * len(text)),
         }
 
+    def _batches(self, seed: int) -> Callable[..., Any]:
+        """What makes the batches of a source."""
+        return partial(self.parts["batches"], seed=seed)
+
+    def _trained(self) -> keras.Model:
+        """The model that is trained."""
+        return self.language_model
+
+    @staticmethod
+    def measurer(model: keras.Model) -> Callable[[Any], dict[str, float]]:
+        """A function that takes a split's batches and gives their scores."""
+        measure = measurer(model)
+        return lambda batches: measure(batches.windows())
+
     def validate(self, step: int) -> dict[str, float]:
         """The scores of the validation split."""
-        return self._measure(self.batches["valid"].windows())
+        return self._measure(self.batches["valid"])
 
     def finish(self, folder: Path, card: dict[str, Any], monitor: str) -> dict[str, Any]:
         """Writes the bundle and scores it on the test split."""
         length = self.batches["train"].length
         bundle = save_bundle(
-            folder / "bundle", self.model, self.tokenizer, generation={"context_length": length}, card=card,
+            folder / "bundle", self.language_model, self.tokenizer, generation={"context_length": length}, card=card,
             weights_dtype=self.parts["final"].weights_dtype,
         )  # fmt: skip
         self.say("Test split, by the bundle.")
-        tested = measurer(bundle.model)(self.batches["test"].windows())
+        tested, more = self._tested(bundle)
         [sample] = Writer(bundle.model, bundle.tokenizer, bundle.generation).write(seed=1, max_length=300)
         self.say(f"A sample:\n{sample}\n")
-        results = {"valid": self.validate(0), "test": tested, "sample": sample}
+        results = {"valid": self.validate(0), "test": tested, **more, "sample": sample}
         update_bundle(bundle.folder, card={"scores": {"test": {n: round(v, 4) for n, v in tested.items()}}})
         write_json(folder / "results.json", results)
         return results
+
+    def _tested(self, bundle: Bundle) -> tuple[dict[str, float], dict[str, Any]]:
+        """The bundle's scores on the test split, and what more is to be noted."""
+        return self.measurer(bundle.model)(self.batches["test"]), {}
 
 
 def _model(parts: dict[str, Any], vocabulary_size: int) -> keras.Model:
@@ -111,19 +131,25 @@ def measurer(model: keras.Model) -> Callable[[Iterable[Any]], dict[str, float]]:
     def measure(batches: Iterable[Any]) -> dict[str, float]:
         loss = count = 0.0
         with backend.no_gradient():
-            for inputs, labels, weights in batches:
-                arrays = {name: ops.convert_to_tensor(array) for name, array in inputs.items()}
-                loss += float(compiled(arrays, ops.convert_to_tensor(labels), ops.convert_to_tensor(weights)))
-                count += float(weights.sum())
-        mean = loss / count
-        return {
-            "log_likelihood": -mean,
-            "loss": mean,
-            "perplexity": math.exp(min(mean, 700.0)),
-            "bits_per_token": mean / math.log(2),
-        }
+            for batch in batches:
+                loss += float(compiled(*keras.tree.map_structure(ops.convert_to_tensor, batch)))
+                count += float(batch[2].sum())
+        return scores_of(loss / count)
 
     return measure
+
+
+def scores_of(loss: float) -> dict[str, float]:
+    """
+    >>> round(scores_of(math.log(8))["bits_per_token"], 6)
+    3.0
+    """
+    return {
+        "log_likelihood": -loss,
+        "loss": loss,
+        "perplexity": math.exp(min(loss, 700.0)),
+        "bits_per_token": loss / math.log(2),
+    }
 
 
 def evaluate(bundle: Bundle, source: Any, settings: dict[str, Any], batch_size: int) -> dict[str, float]:

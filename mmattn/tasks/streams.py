@@ -1,0 +1,113 @@
+"""Language modelling by a decoder that remembers: texts are read as streams, in training and when they are scored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from mmattn import backend
+from mmattn.bundle import Bundle
+from mmattn.data.streams import StreamBatches
+from mmattn.stream_model import StreamModel
+from mmattn.tasks.language import LanguageModelling, scores_of
+from mmattn.training.losses import token_losses
+
+
+class StreamModelling(LanguageModelling):
+    """The side of a run whose model remembers from batch to batch: see `mmattn.stream_model.StreamModel`.
+
+    Args: as `LanguageModelling`; `batches` are such as `mmattn.data.streams` makes.
+    """
+
+    def _batches(self, seed: int) -> Callable[..., Any]:
+        return self.parts["batches"]  # they leave nothing to a seed
+
+    def _trained(self) -> keras.Model:
+        model = StreamModel(self.language_model, self.batches["train"].batch_size)
+        model.build({"target_ids": (None, None)})
+        return model
+
+    @staticmethod
+    def trials(parts: dict[str, Any], vocabulary_size: int) -> dict[str, Callable[[], Any]]:
+        """What to try before data are read, by place in the configuration; a setting that cannot work raises."""
+        tried = LanguageModelling.trials(parts, vocabulary_size)
+        return {**tried, "model": lambda: StreamModel(tried["model"](), 1)}
+
+    @staticmethod
+    def measurer(model: keras.Model) -> Callable[[Any], dict[str, float]]:
+        """A function that takes a split's batches and gives their scores, read with the model's own memory."""
+        measure = stream_measurer(model)
+        return lambda batches: measure(batches.one_pass(), model.decoder.memory_length)
+
+    def _tested(self, bundle: Bundle) -> tuple[dict[str, float], dict[str, Any]]:
+        """The scores, and those by the length of the memory: none, as in training, and longer."""
+        known = bundle.model.decoder.memory_length
+        lengths = dict.fromkeys([0, known, 2 * known, 4 * known])
+        scores = by_memory(bundle.model, self.batches["test"], lengths)
+        self.say("\n".join(table(scores)))
+        return scores[known], {"test_by_memory": {str(length): found for length, found in scores.items()}}
+
+
+def stream_measurer(model: keras.Model) -> Callable[[Iterable[Any], int], dict[str, float]]:
+    """A function that takes the batches of a pass and how many positions to remember, and gives the scores of
+    `mmattn.tasks.language.measurer`. It begins without a memory, which grows to that many. Later changes of the weights
+    count."""
+
+    def total(batch: Any, state: Any) -> tuple[Any, Any]:
+        inputs, labels, weights = batch
+        length = state["hidden"][0].shape[1]
+        logits, state = model.read(inputs["target_ids"], state, memory_length=length, reset=inputs["reset"])
+        return ops.sum(token_losses(labels, logits) * weights), state
+
+    compiled = backend.compile(total, jit=False, variables_of=model)
+
+    def measure(batches: Iterable[Any], memory_length: int) -> dict[str, float]:
+        loss = count = 0.0
+        state = None
+        with backend.no_gradient():
+            for batch in batches:
+                state = model.decoder.empty_state(len(batch[1]), memory_length) if state is None else state
+                found, state = compiled(keras.tree.map_structure(ops.convert_to_tensor, batch), state)
+                loss += float(found)
+                count += float(batch[2].sum())
+        return scores_of(loss / count)
+
+    return measure
+
+
+def by_memory(model: keras.Model, batches: Any, memory_lengths: Iterable[int], batch_size: int | None = None) -> Any:
+    """The scores of one pass over the batches for each length of the memory, by that length."""
+    measure = stream_measurer(model)
+    return {length: measure(batches.one_pass(batch_size), length) for length in memory_lengths}
+
+
+def table(scores: dict[int, dict[str, float]]) -> list[str]:
+    """Lines of a table: loss by memory length.
+
+    >>> print("\\n".join(table({0: scores_of(2.0), 64: scores_of(1.5)})))
+    memory  loss    perplexity
+         0  2.0000  7.3891
+        64  1.5000  4.4817
+    """
+    rows = [f"{length:6d}  {found['loss']:.4f}  {found['perplexity']:.4f}" for length, found in scores.items()]
+    return ["memory  loss    perplexity", *rows]
+
+
+def evaluate(
+    bundle: Bundle, source: Any, settings: dict[str, Any], batch_size: int, memory_lengths: Sequence[int] | None = None
+) -> dict[int, dict[str, float]]:
+    """A bundle's scores on a source by the length of its memory, in segments of the length that it was trained on.
+
+    Args:
+        bundle: of a model that remembers.
+        source: records with `text`.
+        settings: the bundle's.
+        batch_size: streams that the text is cut into; each begins without a memory.
+        memory_lengths: None: the one that it was trained with.
+    """
+    length = settings["context_length"] or 256
+    batches = StreamBatches(source, bundle.tokenizer.encode, batch_size, length)
+    return by_memory(bundle.model, batches, memory_lengths or [bundle.model.decoder.memory_length])

@@ -16,7 +16,7 @@ from mmattn.generation import TextGenerator
 from mmattn.inference import Captioner
 from mmattn.preprocess.image import ImageReadError
 from mmattn.tasks.grounding import attention_on_shapes
-from mmattn.tasks.parts import Report, blame, check_decoding, check_encoder, tokenizer_of
+from mmattn.tasks.parts import Report, blame, check_decoding, check_part, tokenizer_of
 from mmattn.training.validation import CAPTIONS, Choice, Prediction, confidence_threshold, decoding_of, finish, predict
 
 
@@ -68,7 +68,7 @@ class Captioning:
         reader = parts["reader"]
         record = {"id": "0", "image": np.zeros((*reader.size, 3), "uint8"), "captions": ["a"]}
         return {
-            "encoder": lambda: check_encoder(
+            "encoder": lambda: check_part(
                 parts["encoder"], keras.layers.Layer, "an encoder of pictures, such as vit"
             ),
             "model": lambda: _model(parts, vocabulary_size),

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import keras
-from keras import ops
 
-from mmattn import backend
 from mmattn.bundle import Bundle, save_bundle, update_bundle
 from mmattn.data.text import TextBatches
 from mmattn.inference import Writer
-from mmattn.tasks.parts import Report, blame, check_encoder, tokenizer_of
+from mmattn.tasks.parts import Report, blame, check_part, tokenizer_of
 from mmattn.training.folder import write_json
-from mmattn.training.losses import token_losses
+from mmattn.training.likelihood import SCORES, measurer
 
 
 class LanguageModelling:
@@ -34,7 +31,7 @@ class LanguageModelling:
     command: ClassVar = "generate"  # of mmattn, to try the bundle
     nodes: ClassVar = ()
     fields: ClassVar = ("text",)  # of a record
-    scores: ClassVar = ("log_likelihood", "loss", "perplexity", "bits_per_token")
+    scores: ClassVar = SCORES
 
     def __init__(
         self,
@@ -66,7 +63,7 @@ class LanguageModelling:
         source = [{"id": "1", "text": text}]
         return {
             "model": lambda: _model(parts, vocabulary_size),
-            "encoder": lambda: check_encoder(parts["encoder"], type(None), "no encoder: encoder=none"),
+            "encoder": lambda: check_part(parts["encoder"], type(None), "no encoder: encoder=none"),
             "batches": lambda: parts["batches"](source=source, encode_text=lambda text: [4] * len(text)),
         }
 
@@ -97,33 +94,6 @@ def _model(parts: dict[str, Any], vocabulary_size: int) -> keras.Model:
     if getattr(decoder, "has_cross_attention", False):
         raise ValueError("a language model has nothing to look at: decoder.cross_attention=false.")
     return parts["model"](decoder=decoder)
-
-
-def measurer(model: keras.Model) -> Callable[[Iterable[Any]], dict[str, float]]:
-    """A function that takes batches and gives the scores of their tokens: loss (nats a token), its negative, the
-    perplexity, and bits a token. Later changes of the weights count."""
-
-    def total(inputs: Any, labels: Any, weights: Any) -> Any:
-        return ops.sum(token_losses(labels, model(inputs, training=False)) * weights)
-
-    compiled = backend.compile(total, jit=False, variables_of=model)
-
-    def measure(batches: Iterable[Any]) -> dict[str, float]:
-        loss = count = 0.0
-        with backend.no_gradient():
-            for inputs, labels, weights in batches:
-                arrays = {name: ops.convert_to_tensor(array) for name, array in inputs.items()}
-                loss += float(compiled(arrays, ops.convert_to_tensor(labels), ops.convert_to_tensor(weights)))
-                count += float(weights.sum())
-        mean = loss / count
-        return {
-            "log_likelihood": -mean,
-            "loss": mean,
-            "perplexity": math.exp(min(mean, 700.0)),
-            "bits_per_token": mean / math.log(2),
-        }
-
-    return measure
 
 
 def evaluate(bundle: Bundle, source: Any, settings: dict[str, Any], batch_size: int) -> dict[str, float]:

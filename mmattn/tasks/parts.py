@@ -40,12 +40,12 @@ def tokenizer_of(path: Path, train: Callable[..., Tokenizer], texts: Iterable[st
     return Tokenizer.load(path)
 
 
-def check_encoder(encoder: Any, kind: type, wanted: str) -> None:
-    """Refuses an encoder of another task: a picture's is made before its run, a text's by it, and a lone decoder has
-    none."""
-    encoder = encoder or None  # an empty node of the configuration
-    if not isinstance(encoder, kind):
-        found = "none" if encoder is None else getattr(encoder, "func", type(encoder)).__name__
+def check_part(part: Any, kind: type, wanted: str) -> None:
+    """Refuses an encoder or decoder of another task: a picture's encoder is made before its run, what has a vocabulary
+    by it, and some tasks have no encoder or no decoder."""
+    part = part or None  # an empty node of the configuration
+    if not isinstance(part, kind):
+        found = "none" if part is None else getattr(part, "func", type(part)).__name__
         raise ValueError(f"this task needs {wanted}. Received {found}.")
 
 

@@ -1,0 +1,49 @@
+"""How likely a model finds the labels of given batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+from keras import ops
+
+from mmattn import backend
+from mmattn.training.losses import token_losses
+
+SCORES = ("log_likelihood", "loss", "perplexity", "bits_per_token", "accuracy")
+
+
+def measurer(model: keras.Model) -> Callable[[Iterable[Any]], dict[str, float]]:
+    """A function that takes batches (inputs, labels, weights) and gives the scores of their labels.
+
+    These are the loss (nats a label), its negative, the perplexity, bits a label, and the share of the labels that no
+    other beats. Later changes of the weights count.
+    """
+
+    def total(inputs: Any, labels: Any, weights: Any) -> Any:
+        logits = model(inputs, training=False)
+        of_label = ops.take_along_axis(logits, ops.expand_dims(labels, -1), axis=-1)[..., 0]
+        hits = ops.cast(ops.greater_equal(of_label, ops.max(logits, axis=-1)), "float32")
+        return ops.sum(token_losses(labels, logits) * weights), ops.sum(hits * weights)
+
+    compiled = backend.compile(total, jit=False, variables_of=model)
+
+    def measure(batches: Iterable[Any]) -> dict[str, float]:
+        loss = hits = count = 0.0
+        with backend.no_gradient():
+            for inputs, labels, weights in batches:
+                arrays = {name: ops.convert_to_tensor(array) for name, array in inputs.items()}
+                found = compiled(arrays, ops.convert_to_tensor(labels), ops.convert_to_tensor(weights))
+                loss, hits, count = loss + float(found[0]), hits + float(found[1]), count + float(weights.sum())
+        mean = loss / count
+        return {
+            "log_likelihood": -mean,
+            "loss": mean,
+            "perplexity": math.exp(min(mean, 700.0)),
+            "bits_per_token": mean / math.log(2),
+            "accuracy": hits / count,
+        }
+
+    return measure

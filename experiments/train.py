@@ -41,8 +41,9 @@ SUPPLIED = {
     "tokenizer": ("texts",),
     "source_tokenizer": ("texts",),
     "batches": (
-        "source", "read_image", "encode_text", "encode_source", "encode_target", "words", "vocabulary_size", "classes",
-    ),  # fmt: skip
+        *("source", "read_image", "encode_text", "encode_source", "encode_target", "words", "vocabulary_size"),
+        "classes",
+    ),
     "schedule": ("total_steps",),
     "optimizer": ("learning_rate",),
     "features": ("backbone", "reader"),

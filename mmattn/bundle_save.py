@@ -90,11 +90,7 @@ def save_bundle(
     extra = as_bytes(extra_files)
     weights.check_dtype(weights_dtype)
     kind, source = kind_of(model, reader), _source_of(tokenizer, source_tokenizer)
-    given = {"tokenizer": tokenizer, "reader": reader, "classes": classes or None}
-    for part, value in given.items():
-        if (value is not None) != (part in KINDS[kind].parts):
-            holds = " and ".join(KINDS[kind].parts)
-            raise BundleError(f"The bundle of {KINDS[kind].name} holds {holds}: {part} is {'missing' if value is None else 'one too many'}")
+    _check_parts(kind, tokenizer=tokenizer, reader=reader, classes=classes or None)
     if source is not None and kind != "translator":
         raise BundleError(f"A source tokenizer belongs to a translator, and these parts make {KINDS[kind].name}")
     with settings_of():
@@ -151,9 +147,20 @@ def save_bundle(
     return Bundle(fresh, tokenizer, reader, dict(info["generation"]), info, target, source)
 
 
+def _check_parts(kind: str, **given: Any) -> None:
+    """The kind has a use for each part that is given, and gets each that it needs."""
+    needed = KINDS[kind].parts
+    for part, value in given.items():
+        if (value is None) == (part in needed):
+            wrong = "is missing" if value is None else "does not belong to it"
+            raise BundleError(f"The bundle of {KINDS[kind].name} holds {' and '.join(needed)}: {part} {wrong}")
+
+
 def _source_of(tokenizer: Tokenizer | None, source_tokenizer: Tokenizer | None) -> Tokenizer | None:
     """The source's own tokenizer, None where it is the same."""
-    same = tokenizer is not None and source_tokenizer is not None and source_tokenizer.model_bytes == tokenizer.model_bytes
+    same = (
+        tokenizer is not None and source_tokenizer is not None and source_tokenizer.model_bytes == tokenizer.model_bytes
+    )
     return None if same else source_tokenizer
 
 

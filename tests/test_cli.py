@@ -17,8 +17,8 @@ import pytest
 
 import mmattn
 from mmattn.cli import experiment, main, resource
-from mmattn.cli.caption import photos
 from mmattn.cli.console import quiet_start
+from mmattn.cli.photos import photos
 
 COMMANDS = ("caption", "translate", "generate", "info", "train", "evaluate")
 

@@ -92,9 +92,7 @@ class MaskedBatches:
         self.share = share
         self.replace = tuple(map(float, replace))
         self.seed = seed
-        self.sentences, self.faults = _encoded(
-            source, encode_text, words if whole_words else None, max_length
-        )
+        self.sentences, self.faults = _encoded(source, encode_text, words if whole_words else None, max_length)
         self._counts = np.array([sentence.sizes().sum() for sentence in self.sentences])
         lengths = np.array([len(sentence.ids) for sentence in self.sentences])
         self.buckets = make_buckets(np.stack([lengths, self._counts], axis=1), tokens_per_batch, max_shapes)

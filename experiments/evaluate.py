@@ -159,7 +159,7 @@ def scored_texts(
     else:
         scoring = scoring.joining(bundle.tokenizer)
         predictions, scores, more = translation.evaluate(bundle, source, settings, size, scoring, reject)
-    results = {"examples": len(predictions), "generation": settings, "scores": scores}
+    results: dict[str, Any] = {"examples": len(predictions), "generation": settings, "scores": scores}
     print(f"{len(predictions)} examples, with {listed(settings)}\n{listed(scores)}")
     if config["shuffled"] and len(predictions) > 1:
         results["scores_shuffled"] = score_shuffled(predictions, scoring)

@@ -20,7 +20,7 @@ from mmattn.cli import experiment, main, resource
 from mmattn.cli.console import quiet_start
 from mmattn.cli.photos import photos
 
-COMMANDS = ("caption", "translate", "generate", "info", "train", "evaluate")
+COMMANDS = ("caption", "translate", "generate", "fill", "classify", "info", "train", "evaluate")
 
 
 @dataclass(frozen=True)

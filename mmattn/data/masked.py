@@ -183,8 +183,9 @@ def hidden_once(
     """
     _check(vocabulary_size, tokens_per_batch, max_length, max_shapes, share, 0)
     sentences, faults = _encoded(source, encode_text, words, max_length)
-    for name, why in faults if on_fault is not None else ():
-        on_fault(name, why)
+    if on_fault is not None:
+        for name, why in faults:
+            on_fault(name, why)
     copies: list[tuple[Sentence, np.ndarray]] = []
     for sentence in sentences:
         sizes = sentence.sizes()

@@ -154,11 +154,11 @@ class MaskFiller:
         parts = text.split(MASK)
         if len(parts) == 1:
             raise SourceError(number, f"it has no {MASK}")
-        ids, begins = self.tokenizer.encode(parts[0]), []
+        ids, begins = self._encoded(parts[0]), []
         for before, part in itertools.pairwise(parts):
             begins.append(before[-1:].isspace() or not ids)
             ids.append(self.mask_id)
-            more = self.tokenizer.encode(part)
+            more = self._encoded(part)
             if more and not part[0].isspace() and self.tokenizer.pieces(more[:1]) == [_BLANK]:
                 more = more[1:]  # a blank that the tokenizer puts before every text
             ids += more
@@ -167,6 +167,11 @@ class MaskFiller:
                 number, f"{len(ids) + 1} tokens with the end token, and {most} are allowed (max_source_length)"
             )
         return [*ids, self.tokenizer.eos_id], begins
+
+    def _encoded(self, part: str) -> list[int]:
+        """The ids of what stands before, between or after masks. The blanks beside a mask belong to the words there,
+        and are tokens of their own only where every character is one."""
+        return self.tokenizer.encode(part if self.tokenizer.model_type == "char" else part.strip())
 
     def _filled(self, group: list[tuple[int, list[int], list[bool]]], nbest: int, rows: int) -> list[Filling]:
         width = widened(max(len(ids) for _, ids, _ in group), longest_source(self.model))

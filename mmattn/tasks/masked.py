@@ -48,7 +48,7 @@ class MaskedModelling:
         with blame("tokenizer"):
             texts = (train[index]["text"] for index in range(len(train)))
             self.tokenizer = tokenizer_of(folder / "tokenizer.model", parts["tokenizer"], texts)
-        self.options = {
+        self.options: dict[str, Any] = {
             "encode_text": self.tokenizer.encode,
             "words": self.tokenizer.words,
             "vocabulary_size": self.tokenizer.vocabulary_size,

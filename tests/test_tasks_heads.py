@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import signal
 
 import numpy as np
 import pytest
@@ -144,6 +145,7 @@ def test_splits_in_folders_of_their_own_are_trained_on(photos, tmp_path):
     assert train.main([*QUICK, "experiment=shapes_classifier", *data, f"run.root={tmp_path / 'runs'}"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["masked", "classification"])
 def test_a_stopped_run_ends_with_the_same_weights(task, sentences, photos, tmp_path, monkeypatch):
     settings = masked_settings if task == "masked" else photo_settings
@@ -160,7 +162,7 @@ def test_a_stopped_run_ends_with_the_same_weights(task, sentences, photos, tmp_p
         done(loop, logs)
         if loop.state.step == 2:
             loop._save()
-            raise Interrupted(2)
+            raise Interrupted(signal.SIGINT)
 
     monkeypatch.setattr(TrainingLoop, "_batch_done", stopping)
     assert train.main(settings(file, tmp_path / "stopped")) == 130
@@ -205,3 +207,16 @@ def test_wrong_settings_of_a_classification_are_refused_in_words(overrides, mess
     assert train.main([*photo_settings(photos, tmp_path / "runs"), *overrides]) == 2
     shown = capsys.readouterr().err
     assert re.search(message, shown) and "Traceback" not in shown, shown
+
+
+@pytest.mark.slow
+def test_photos_are_classified_by_the_features_of_a_frozen_backbone(photos, tmp_path):
+    cache = (
+        "{_target_: mmattn.encoders.features.FeatureCache, _partial_: true, folder: " + f"{tmp_path}, mirrored: true}}"
+    )
+    backbone = ["encoder=lite0", "encoder.backbone.weights=null", "image_size=[64,64]", f"features={cache}"]
+    settings = photo_settings(photos, tmp_path / "runs")
+    assert train.main([*settings, *backbone, "batches.flip=true", "limit.train=10", "fit.epochs=1"]) == 0
+    (made,) = (tmp_path / "runs").iterdir()
+    assert 0 <= json.loads((made / "results.json").read_text())["test"]["accuracy"] <= 1
+    Classifier.load(made / "bundle").classify(photos / "cat" / "1.png")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ if not __package__:  # run as a script
 
 from omegaconf import OmegaConf
 
-from mmattn.bundle import BundleError, find_bundle, load_bundle
+from mmattn.bundle import Bundle, BundleError, find_bundle, load_bundle
 from mmattn.bundle_kinds import check_generation
-from mmattn.tasks import captioning, language, streams, translation
+from mmattn.tasks import captioning, classification, language, masked, streams, translation
 from mmattn.tasks.grounding import lines
 from mmattn.training.callbacks import listed
 from mmattn.training.folder import write_json
@@ -35,6 +35,8 @@ TASKS: dict[str, Any] = {
     "captioner": captioning.Captioning,
     "translator": translation.Translating,
     "language_model": language.LanguageModelling,
+    "masked_language_model": masked.MaskedModelling,
+    "classifier": classification.Classifying,
 }
 
 
@@ -105,7 +107,7 @@ def evaluate(config: dict[str, Any]) -> int:
     bundle = load_bundle(find_bundle(config["bundle"]))
     try:
         changes = dict(config["generation"])
-        if "num_beams" in changes and "method" not in changes and bundle.kind != "language_model":
+        if "num_beams" in changes and "method" not in changes and "num_beams" in bundle.generation:
             changes["method"] = "beam"
         settings = check_generation({**bundle.generation, **changes}, bundle.kind)
     except ValueError as error:  # BundleError is one
@@ -124,43 +126,16 @@ def evaluate(config: dict[str, Any]) -> int:
         unreadable.append(name)
         print(f"mmattn: {reason if name in reason else f'{name}: {reason}'}", file=sys.stderr)
 
-    results: dict[str, Any] = {}
-    remembers = hasattr(getattr(bundle.model, "decoder", None), "empty_state")
-    if memory_lengths(config) and not remembers:
+    if memory_lengths(config) and not remembers(bundle):
         raise ConfigProblem(["memory_length is for language models that remember, and this bundle's model does not."])
-    if bundle.kind == "language_model":
-        try:
-            if remembers:
-                found = streams.evaluate(bundle, source, settings, config["batch_size"], memory_lengths(config))
-                results = {"scores": next(iter(found.values())), "scores_by_memory": found}
-                print("\n".join(streams.table(found)))
-            else:
-                results = {"scores": language.evaluate(bundle, source, settings, config["batch_size"])}
-                print(listed(results["scores"]))
-        except ValueError as error:  # a text shorter than a window
-            raise ConfigProblem([f"data: {first_line(error)}"]) from error
+    if bundle.kind in ("captioner", "translator"):
+        results = scored_texts(bundle, source, settings, config, made["scoring"], reject)
     else:
-        if bundle.kind == "captioner":
-            scoring: Any = CAPTIONS
-            predictions, scores, more = captioning.evaluate(bundle, source, settings, config["batch_size"], reject)
-        else:
-            scoring = made["scoring"].joining(bundle.tokenizer)
-            predictions, scores, more = translation.evaluate(
-                bundle, source, settings, config["batch_size"], scoring, reject
-            )
-        results = {"examples": len(predictions), "generation": settings, "scores": scores}
-        print(f"{len(predictions)} examples, with {listed(settings)}\n{listed(scores)}")
-        if config["shuffled"] and len(predictions) > 1:
-            results["scores_shuffled"] = score_shuffled(predictions, scoring)
-            print(f"Inputs shuffled: {listed(results['scores_shuffled'])}")
-        results |= more
-        said = [more["bleu_line"], *more["signatures"].values()] if "signatures" in more else []
-        if "perplexity" in more:
-            said.append(
-                f"perplexity of the references {more['perplexity']:.4g}, over {more['perplexity_tokens']} tokens"
-            )
-        print("\n".join([*said, *lines(more.get("attention", {}))]))
-        results |= {"unreadable": unreadable, "predictions": [dataclasses.asdict(p) for p in predictions]}
+        try:
+            results = scored_labels(bundle, source, settings, config, reject)
+        except ValueError as error:  # a text shorter than a window, a class that the bundle doesn't know
+            raise ConfigProblem([f"data: {first_line(error)}"]) from error
+    results["unreadable"] = unreadable
     if config["output"] is not None:
         write_json(Path(config["output"]).expanduser().resolve(), results)
     if unreadable:
@@ -168,6 +143,59 @@ def evaluate(config: dict[str, Any]) -> int:
             f"mmattn: exit code 1 because {len(unreadable)} records could not be read whole, see above", file=sys.stderr
         )
     return 1 if unreadable else 0
+
+
+def scored_labels(
+    bundle: Bundle, source: Any, settings: dict[str, Any], config: dict[str, Any], reject: Callable[[str, str], None]
+) -> dict[str, Any]:
+    """How well a bundle finds the tokens or classes that are there."""
+    more: dict[str, Any] = {}
+    batch_size = config["batch_size"]
+    if remembers(bundle):
+        found = streams.evaluate(bundle, source, settings, batch_size, memory_lengths(config))
+        print("\n".join(streams.table(found)))
+        return {"scores": next(iter(found.values())), "scores_by_memory": found}
+    if bundle.kind == "language_model":
+        scores = language.evaluate(bundle, source, settings, batch_size)
+    elif bundle.kind == "masked_language_model":
+        scores = masked.evaluate(bundle, source, settings, batch_size, reject)
+    else:
+        scores, more = classification.evaluate(bundle, source, batch_size, reject)
+    print(listed(scores))
+    return {"scores": scores, **more}
+
+
+def remembers(bundle: Bundle) -> bool:
+    """Whether its model keeps what it has read before its window."""
+    return hasattr(getattr(bundle.model, "decoder", None), "empty_state")
+
+
+def scored_texts(
+    bundle: Bundle,
+    source: Any,
+    settings: dict[str, Any],
+    config: dict[str, Any],
+    scoring: Any,
+    reject: Callable[[str, str], None],
+) -> dict[str, Any]:
+    """How near the texts that a bundle makes come to the references."""
+    size = config["batch_size"]
+    if bundle.kind == "captioner":
+        scoring = CAPTIONS
+        predictions, scores, more = captioning.evaluate(bundle, source, settings, size, reject)
+    else:
+        scoring = scoring.joining(bundle.tokenizer)
+        predictions, scores, more = translation.evaluate(bundle, source, settings, size, scoring, reject)
+    results: dict[str, Any] = {"examples": len(predictions), "generation": settings, "scores": scores}
+    print(f"{len(predictions)} examples, with {listed(settings)}\n{listed(scores)}")
+    if config["shuffled"] and len(predictions) > 1:
+        results["scores_shuffled"] = score_shuffled(predictions, scoring)
+        print(f"Inputs shuffled: {listed(results['scores_shuffled'])}")
+    said = [more["bleu_line"], *more["signatures"].values()] if "signatures" in more else []
+    if "perplexity" in more:
+        said.append(f"perplexity of the references {more['perplexity']:.4g}, over {more['perplexity_tokens']} tokens")
+    print("\n".join([*said, *lines(more.get("attention", {}))]))
+    return {**results, **more, "predictions": [dataclasses.asdict(p) for p in predictions]}
 
 
 if __name__ == "__main__":

@@ -35,12 +35,15 @@ from .run import SPLITS, Run
 HARMLESS = ("fit.checkpoint_minutes", "batches.threads", "batches.workers", "run.tensorboard")
 SUPPLIED = {
     "task": ("parts", "sources", "folder", "seed", "say", "reject"),
-    "model": ("encoder", "decoder"),
+    "model": ("encoder", "decoder", "num_classes"),
     "encoder": ("vocabulary_size",),
     "decoder": ("vocabulary_size",),
     "tokenizer": ("texts",),
     "source_tokenizer": ("texts",),
-    "batches": ("source", "read_image", "encode_text", "encode_source", "encode_target"),
+    "batches": (
+        *("source", "read_image", "encode_text", "encode_source", "encode_target", "words", "vocabulary_size"),
+        "classes",
+    ),
     "schedule": ("total_steps",),
     "optimizer": ("learning_rate",),
     "features": ("backbone", "reader"),

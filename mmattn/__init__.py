@@ -25,6 +25,7 @@ _MODULES = frozenset(
         "decoding",
         "encoders",
         "generation",
+        "heads",
         "inference",
         "layers",
         "metrics",
@@ -36,14 +37,22 @@ _MODULES = frozenset(
 )
 _OBJECTS = {
     "Captioner": "inference",
+    "Classifier": "inference",
+    "EncoderClassifier": "heads",
     "EncoderDecoder": "model",
     "LanguageModel": "model",
+    "MaskFiller": "inference",
+    "MaskedLanguageModel": "heads",
     "Translator": "inference",
     "Writer": "inference",
 }
 
 if TYPE_CHECKING:
+    from mmattn.heads import EncoderClassifier as EncoderClassifier
+    from mmattn.heads import MaskedLanguageModel as MaskedLanguageModel
     from mmattn.inference import Captioner as Captioner
+    from mmattn.inference import Classifier as Classifier
+    from mmattn.inference import MaskFiller as MaskFiller
     from mmattn.inference import Translator as Translator
     from mmattn.inference import Writer as Writer
     from mmattn.model import EncoderDecoder as EncoderDecoder

@@ -1,11 +1,11 @@
 """A trained model as one folder: weights, tokenizer, preprocessing, generation defaults, model card, fingerprints.
 
-A bundle is of one of three kinds, a captioner, a translator or a language model, and holds what that kind needs.
+A bundle is of one kind, such as a captioner or a translator, and holds what that kind needs (`mmattn.bundle_kinds`).
 
     bundle.json       everything that is not a big array: configuration, settings, scores, the SHA-256 of each other
         file
     weights.npz       the weights, plain arrays named by the variables' paths
-    tokenizer.model   the SentencePiece model of the texts that it makes
+    tokenizer.model   the SentencePiece model of the texts that it makes or fills in
     source_tokenizer.model   that of the source language, where a translator has two vocabularies
     README.md         the model card, written from bundle.json
     LICENSE, ...      whatever the maker adds
@@ -39,7 +39,7 @@ def describe(folder: str | os.PathLike[str]) -> str:
         BundleError: a file is missing, changed or damaged, or the format is newer than this version.
     """
     info, files = read_folder(Path(folder))
-    if info["kind"] == "captioner":
+    if "reader" in info:
         make_reader(info)
     return description(
         info, {INFO: (Path(folder) / INFO).stat().st_size} | {name: len(data) for name, data in files.items()}

@@ -18,7 +18,7 @@ import numpy as np
 from mmattn.bundle_kinds import KINDS, check_generation
 from mmattn.card import card_text
 
-FORMAT, FORMAT_VERSION = "mmattn-bundle", 2
+FORMAT, FORMAT_VERSION = "mmattn-bundle", 3
 INFO, WEIGHTS, TOKENIZER, CARD = "bundle.json", "weights.npz", "tokenizer.model", "README.md"
 SOURCE_TOKENIZER = "source_tokenizer.model"
 SPECIAL_IDS = {"pad": 0, "unk": 1, "bos": 2, "eos": 3}
@@ -107,9 +107,8 @@ def _check_depth(value: Any) -> None:
 
 def _check_entries(info: Mapping[str, Any]) -> None:
     kind = _checked_kind(info)
-    parts = ["model", "tokenizer", "special_ids", "generation", "card", "weights", "check", "files"]
-    parts += ["reader"] if kind == "captioner" else []
-    for key in parts:
+    parts = ["model", "special_ids", "generation", "card", "weights", "check", "files"]
+    for key in [*parts, *(part for part in KINDS[kind].parts if part != "classes")]:
         if not isinstance(info.get(key), dict):
             raise BundleError(f"{INFO}: {key} is missing or not an object")
     for name, value in SPECIAL_IDS.items():
@@ -121,7 +120,9 @@ def _check_entries(info: Mapping[str, Any]) -> None:
         check_generation(info["generation"], kind)
     except ValueError as error:
         raise BundleError(f"{INFO}: {error}") from error
-    needed = {WEIGHTS, TOKENIZER, CARD} | set(tokenizer_files(info))
+    if "classes" in KINDS[kind].parts:
+        _check_classes(info.get("classes"))
+    needed = {WEIGHTS, CARD} | set(tokenizer_files(info))
     for file in tokenizer_files(info):
         entry = info[file.removesuffix(".model")]
         if not isinstance(entry, dict) or type(entry.get("vocabulary_size")) is not int:
@@ -137,7 +138,7 @@ def _check_entries(info: Mapping[str, Any]) -> None:
     arrays = info["weights"].get("arrays")
     if not isinstance(arrays, dict) or not all(isinstance(entry, dict) for entry in arrays.values()):
         raise BundleError(f"{INFO}: weights.arrays is missing or no table of arrays")
-    _check_probe(info["check"], info["tokenizer"]["vocabulary_size"])
+    _check_probe(info["check"], KINDS[kind].probe, outputs(info))
     if missing := needed - info["files"].keys():
         raise BundleError(f"{INFO}: files lists no {', '.join(sorted(missing))}")
     for name, entry in info["files"].items():
@@ -160,19 +161,35 @@ def _checked_kind(info: Mapping[str, Any]) -> str:
 
 def tokenizer_files(info: Mapping[str, Any]) -> list[str]:
     """The files of the tokenizers; the source's own comes second. Each is described by the entry of its name."""
+    if "tokenizer" not in KINDS[info["kind"]].parts:
+        return []
     return [TOKENIZER, *([SOURCE_TOKENIZER] if "source_tokenizer" in info else [])]
 
 
-def _check_probe(check: Mapping[str, Any], vocabulary_size: int) -> None:
+def outputs(info: Mapping[str, Any]) -> int:
+    """How many numbers a model of this bundle gives at each place: its tokens, a mask included, or its classes."""
+    if info["kind"] == "classifier":
+        return len(info["classes"])
+    return info["tokenizer"]["vocabulary_size"] + (info["kind"] == "masked_language_model")
+
+
+def _check_classes(classes: Any) -> None:
+    if not isinstance(classes, list) or not classes or not all(isinstance(name, str) for name in classes):
+        raise BundleError(f"{INFO}: classes is missing or no list of names")
+    if len(set(classes)) != len(classes):
+        raise BundleError(f"{INFO}: classes names one twice")
+
+
+def _check_probe(check: Mapping[str, Any], rows: int, outputs: int) -> None:
     try:
         ids, log_probs = np.asarray(check["ids"]), np.asarray(check["log_probs"], "float64")
         fits = (
             ids.dtype.kind == "i"
             and ids.shape == log_probs.shape
             and ids.ndim == 2
-            and 0 <= ids.min() <= ids.max() < vocabulary_size
+            and 0 <= ids.min() <= ids.max() < outputs
         )
-        fits = fits and ids.shape[0] == 6 and np.isfinite(log_probs).all() and 0 < check["tolerance"] < 1
+        fits = fits and ids.shape[0] == rows and np.isfinite(log_probs).all() and 0 < check["tolerance"] < 1
     except (KeyError, TypeError, ValueError, OverflowError):
         fits = False
     if not fits:

@@ -15,13 +15,17 @@ class Kind:
         name: as a sentence calls it.
         format_version: the first format that has this kind.
         opened_by: the class that loads it.
-        methods: how its texts may be generated.
+        parts: what it holds beside its model: tokenizer, reader, classes.
+        probe: rows of log-probabilities that its probe gives, see `mmattn.bundle_model.probe_inputs`.
+        methods: how its texts may be generated; () for a kind that generates none.
         generation: the settings and their defaults.
     """
 
     name: str
     format_version: int
     opened_by: str
+    parts: tuple[str, ...]
+    probe: int
     methods: tuple[str, ...]
     generation: Mapping[str, Any]
 
@@ -31,6 +35,8 @@ KINDS = {
         "a captioner",
         1,
         "Captioner",
+        ("tokenizer", "reader"),
+        6,
         ("beam", "greedy"),
         {
             "method": "beam",
@@ -46,6 +52,8 @@ KINDS = {
         "a translator",
         2,
         "Translator",
+        ("tokenizer",),
+        6,
         ("beam", "greedy"),
         {
             "method": "beam",
@@ -64,6 +72,8 @@ KINDS = {
         "a language model",
         2,
         "Writer",
+        ("tokenizer",),
+        6,
         ("sample", "greedy"),
         {
             "method": "sample",
@@ -75,6 +85,10 @@ KINDS = {
             "memory_length": 0,
         },
     ),
+    "masked_language_model": Kind(
+        "a masked language model", 3, "MaskFiller", ("tokenizer",), 8, (), {"max_source_length": 256}
+    ),
+    "classifier": Kind("a classifier", 3, "Classifier", ("reader", "classes"), 1, (), {}),
 }
 _UNTIL_NOW = {"patience": 0.0, "memory_length": 0}  # what was done before there was the setting
 _RANGES = {
@@ -114,7 +128,7 @@ def check_generation(settings: Mapping[str, Any], kind: str = "captioner") -> di
         raise ValueError(f"generation: {', '.join(sorted(unknown))} is not known. Known: {', '.join(known)}")
     if missing := known.keys() - settings.keys():
         raise ValueError(f"generation: {', '.join(sorted(missing))} is missing")
-    if settings["method"] not in methods:
+    if methods and settings["method"] not in methods:
         raise ValueError(f"generation.method={settings['method']!r} is not known. Known: {', '.join(methods)}")
     for name in known.keys() & _RANGES.keys():
         value, (low, high) = settings[name], _RANGES[name]

@@ -31,16 +31,16 @@ class Bundle:
     """A loaded bundle.
 
     Attributes:
-        model: an `mmattn.model.EncoderDecoder` or `LanguageModel`.
-        tokenizer: of the texts that it makes; of the source too, where there is one vocabulary.
-        reader: a captioner's `ImageReader`; None for other kinds.
+        model: an `mmattn.model.EncoderDecoder` or `LanguageModel`, or one of `mmattn.heads`.
+        tokenizer: of the texts that it makes; of the source too, where there is one vocabulary. A classifier's is None.
+        reader: a captioner's or classifier's `ImageReader`; None for other kinds.
         generation: defaults for decoding.
         info: the content of bundle.json.
         source_tokenizer: a translator's, if it has one of its own; else None.
     """
 
     model: Any
-    tokenizer: Tokenizer
+    tokenizer: Any
     reader: Any
     generation: dict[str, Any]
     info: dict[str, Any]
@@ -51,6 +51,11 @@ class Bundle:
     def kind(self) -> str:
         """One of `mmattn.bundle_kinds.KINDS`."""
         return self.info["kind"]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """A classifier's, in the order of its outputs; none for other kinds."""
+        return tuple(self.info.get("classes", ()))
 
     def card(self) -> str:
         """The model card, as Markdown."""
@@ -104,7 +109,7 @@ def load_bundle(
             f"{INFO}: this is the bundle of {found.name}, and {KINDS[kind].name} is needed. "
             f"mmattn.{found.opened_by}.load opens it"
         )
-    tokenizer, *sources = (_tokenizer(info, file, files[file]) for file in tokenizer_files(info))
+    tokenizer, source, *_ = *(_tokenizer(info, file, files[file]) for file in tokenizer_files(info)), None, None
     try:
         arrays = weights.unpack(weights.read_npz(files[WEIGHTS], info["weights"]["arrays"]))
         model = build_model(info, custom_objects, most=sum(array.size for array in arrays.values()))
@@ -113,8 +118,8 @@ def load_bundle(
         raise BundleError(f"{WEIGHTS}: {error}") from error
     with settings_of(f"{INFO}: "):
         generation = generation_of(model, check_generation(info["generation"], info["kind"]), info["kind"])
-    reader = make_reader(info) if info["kind"] == "captioner" else None
-    bundle = Bundle(model, tokenizer, reader, generation, info, Path(folder), *sources)
+    reader = make_reader(info) if "reader" in KINDS[info["kind"]].parts else None
+    bundle = Bundle(model, tokenizer, reader, generation, info, Path(folder), source)
     if check:
         bundle.check()
     return bundle

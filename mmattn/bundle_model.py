@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from mmattn import safe_config, weights
-from mmattn.bundle_files import INFO, SPECIAL_IDS, BundleError
+from mmattn.bundle_files import INFO, SPECIAL_IDS, BundleError, outputs
 from mmattn.bundle_kinds import KINDS, check_generation
 from mmattn.generation import longest, longest_source
 from mmattn.preprocess.image import ImageReader
@@ -26,12 +26,14 @@ def kind_of(model: Any, reader: ImageReader | None) -> str:
         BundleError: the encoder sees pictures and there is no reader for them.
     """
     if reader is not None:
-        return "captioner"
+        return "classifier" if hasattr(model, "num_classes") else "captioner"
     if not hasattr(model, "encoder"):
         return "language_model"
     if hasattr(model.encoder, "grid"):
         raise BundleError(f"{model.encoder.name} sees pictures: give the reader that it was trained with")
-    return "translator"
+    if hasattr(model, "num_classes"):
+        raise BundleError("a bundle's classifier sees pictures: this one has no reader for them")
+    return "translator" if hasattr(model, "decoder") else "masked_language_model"
 
 
 def build_model(info: Mapping[str, Any], custom_objects: Mapping[str, Any] | None, most: int | None = None) -> Any:
@@ -54,14 +56,27 @@ def build_model(info: Mapping[str, Any], custom_objects: Mapping[str, Any] | Non
 def input_shapes(info: Mapping[str, Any]) -> dict[str, tuple[int | None, ...]]:
     """The shapes of the model's inputs by name, None for what varies."""
     targets: dict[str, tuple[int | None, ...]] = {"target_ids": (None, None)}
-    if info["kind"] == "captioner":
-        height, width = make_reader(info).size
-        return {"pixels": (None, height, width, 3)} | targets
-    return {"source_ids": (None, None)} | targets if info["kind"] == "translator" else targets
+    sources: dict[str, tuple[int | None, ...]] = {"source_ids": (None, None)}
+    if "reader" in KINDS[info["kind"]].parts:
+        sources = {"pixels": (None, *make_reader(info).size, 3)}
+    if info["kind"] == "language_model":
+        return targets
+    return sources | (targets if info["kind"] in ("captioner", "translator") else {})
 
 
 def _check_vocabularies(info: Mapping[str, Any], model: Any) -> None:
-    """The tokenizer of each side has as many tokens as the model's part, where that says."""
+    """The tokenizer of each side has as many tokens as the model's part, where that says, and so with the classes."""
+    if info["kind"] == "classifier":
+        if model.num_classes != len(info["classes"]):
+            raise BundleError(f"{INFO}: there are {len(info['classes'])} classes, the model has {model.num_classes}")
+        return
+    if info["kind"] == "masked_language_model":
+        if model.encoder.vocabulary_size != outputs(info):
+            raise BundleError(
+                f"{INFO}: the tokenizer and the mask have {outputs(info)} tokens, the model's encoder "
+                f"{model.encoder.vocabulary_size}"
+            )
+        return
     sides = [("the tokenizer", "tokenizer", "decoder")]
     if info["kind"] == "translator":
         own = "source_tokenizer" in info
@@ -108,7 +123,8 @@ def _register_own_classes() -> None:
     for package in ("mmattn.layers", "mmattn.encoders", "mmattn.decoders"):
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__, package + "."):
             importlib.import_module(module.name)
-    importlib.import_module("mmattn.model")
+    for name in ("mmattn.model", "mmattn.heads"):
+        importlib.import_module(name)
 
 
 def assign(model: Any, arrays: Mapping[str, np.ndarray]) -> None:
@@ -142,13 +158,18 @@ def copy_weights(source: Any, target: Any) -> dict[str, np.ndarray]:
 
 
 def probe_inputs(info: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """A batch of one, always the same: a fixed picture or source text, and a fixed target of 6 tokens."""
-    inputs = {"target_ids": _probe_ids(info["tokenizer"], 5, 37, start=[SPECIAL_IDS["bos"]])}
-    if info["kind"] == "captioner":
+    """A batch of one, always the same: what of a fixed picture or source text and a fixed target the model reads."""
+    wanted, inputs = input_shapes(info), {}
+    if "target_ids" in wanted:
+        inputs["target_ids"] = _probe_ids(info["tokenizer"], 5, 37, start=[SPECIAL_IDS["bos"]])
+    if "pixels" in wanted:
         height, width = make_reader(info).size
         rows, columns, colors = np.ogrid[:height, :width, :3]
         inputs["pixels"] = ((rows * 5 + columns * 3 + colors * 85) % 256).astype("uint8")[None]
-    elif info["kind"] == "translator":
+    elif info["kind"] == "masked_language_model":
+        mask, ends = info["tokenizer"]["vocabulary_size"], [SPECIAL_IDS["eos"], SPECIAL_IDS["pad"]]
+        inputs["source_ids"] = _probe_ids(info["tokenizer"], 5, 41, start=[mask], end=ends)
+    elif "source_ids" in wanted:
         source = info.get("source_tokenizer", info["tokenizer"])
         inputs["source_ids"] = _probe_ids(source, 7, 41, end=[SPECIAL_IDS["eos"], SPECIAL_IDS["pad"]])
     return inputs
@@ -162,10 +183,9 @@ def _probe_ids(
 
 
 def log_probs_of_probe(model: Any, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The model's log-probabilities (T, V) of the probe."""
-    logits = keras.ops.convert_to_numpy(keras.ops.cast(model(dict(inputs), training=False), "float32"))[0].astype(
-        "float64"
-    )
+    """The model's log-probabilities (T, V) of the probe, of a classifier (1, C)."""
+    logits = keras.ops.convert_to_numpy(keras.ops.cast(model(dict(inputs), training=False), "float32"))
+    logits = logits.reshape(-1, logits.shape[-1]).astype("float64")
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ _MIXED_TOLERANCE = 1.0  # the same, between a model in mixed precision and its c
 def save_bundle(
     folder: str | os.PathLike[str],
     model: Any,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     reader: ImageReader | None = None,
     generation: Mapping[str, Any] | None = None,
     card: Mapping[str, Any] | None = None,
@@ -56,6 +56,7 @@ def save_bundle(
     extra_files: Mapping[str, str | bytes] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     source_tokenizer: Tokenizer | None = None,
+    classes: Sequence[str] = (),
 ) -> Bundle:
     """Writes a bundle, atomically, once a model made anew from its content has proved to give the same outputs.
 
@@ -65,9 +66,10 @@ def save_bundle(
         folder: where. An existing bundle there is replaced as a whole; any other folder that isn't empty is refused,
             also a bundle to which other files were added.
         model: built: an `mmattn.model.EncoderDecoder` whose encoder reads "pixels" (with a `reader`: a captioner) or
-            "source_ids" (a translator), or an `mmattn.model.LanguageModel`.
-        tokenizer: of the texts that the model makes.
-        reader: reads a photo as a captioner was trained on; None for text.
+            "source_ids" (a translator), an `mmattn.model.LanguageModel`, or an `EncoderClassifier` or
+            `MaskedLanguageModel` of `mmattn.heads`.
+        tokenizer: of the texts that the model makes; None for a classifier.
+        reader: reads a photo as a captioner or classifier was trained on; None for text.
         generation: defaults for decoding; what is left out is taken from `mmattn.bundle_kinds.KINDS`.
             "low_confidence" is the confidence below which a caption is marked.
         card: plain data for the model card: title, summary, source_language, target_language, data, terms, scores (a
@@ -76,6 +78,7 @@ def save_bundle(
         extra_files: further files by name, such as LICENSE and NOTICE: their text or bytes.
         custom_objects: classes of the model that are not registered with Keras; loading needs them again.
         source_tokenizer: of a translator's source language. None: one vocabulary for both sides.
+        classes: of a classifier: their names, in the order of its outputs.
 
     Returns:
         the bundle as `load_bundle` would give it: its weights are those that were stored.
@@ -87,6 +90,7 @@ def save_bundle(
     extra = as_bytes(extra_files)
     weights.check_dtype(weights_dtype)
     kind, source = kind_of(model, reader), _source_of(tokenizer, source_tokenizer)
+    _check_parts(kind, tokenizer=tokenizer, reader=reader, classes=classes or None)
     if source is not None and kind != "translator":
         raise BundleError(f"A source tokenizer belongs to a translator, and these parts make {KINDS[kind].name}")
     with settings_of():
@@ -100,7 +104,8 @@ def save_bundle(
         "keras_version": keras.__version__,
         "model": plain(safe_config.in_float32(config)),
         **({} if reader is None else {"reader": reader.get_config()}),
-        "tokenizer": _entry(tokenizer, kind),
+        **({} if tokenizer is None else {"tokenizer": _entry(tokenizer, kind)}),
+        **({"classes": [str(name) for name in classes]} if classes else {}),
         **({} if source is None else {"source_tokenizer": _entry(source, kind)}),
         "special_ids": SPECIAL_IDS,
         "generation": settings,
@@ -134,16 +139,28 @@ def save_bundle(
     }
     buffer = io.BytesIO()
     weights.write_npz(buffer, packed.arrays)
-    files = {WEIGHTS: buffer.getvalue(), TOKENIZER: tokenizer.model_bytes}
+    files = {WEIGHTS: buffer.getvalue()}
+    files |= {} if tokenizer is None else {TOKENIZER: tokenizer.model_bytes}
     files |= {} if source is None else {SOURCE_TOKENIZER: source.model_bytes}
     write_folder(target, info, files | extra)
     info, _ = read_folder(target)
     return Bundle(fresh, tokenizer, reader, dict(info["generation"]), info, target, source)
 
 
-def _source_of(tokenizer: Tokenizer, source_tokenizer: Tokenizer | None) -> Tokenizer | None:
+def _check_parts(kind: str, **given: Any) -> None:
+    """The kind has a use for each part that is given, and gets each that it needs."""
+    needed = KINDS[kind].parts
+    for part, value in given.items():
+        if (value is None) == (part in needed):
+            wrong = "is missing" if value is None else "does not belong to it"
+            raise BundleError(f"The bundle of {KINDS[kind].name} holds {' and '.join(needed)}: {part} {wrong}")
+
+
+def _source_of(tokenizer: Tokenizer | None, source_tokenizer: Tokenizer | None) -> Tokenizer | None:
     """The source's own tokenizer, None where it is the same."""
-    same = source_tokenizer is not None and source_tokenizer.model_bytes == tokenizer.model_bytes
+    same = (
+        tokenizer is not None and source_tokenizer is not None and source_tokenizer.model_bytes == tokenizer.model_bytes
+    )
     return None if same else source_tokenizer
 
 

@@ -9,11 +9,15 @@ _TITLES = {
     "captioner": ("An mmattn captioner", "Describes a photo in one sentence."),
     "translator": ("An mmattn translator", "Translates one sentence at a time."),
     "language_model": ("An mmattn language model", "Continues a text."),
+    "masked_language_model": ("An mmattn masked language model", "Fills in the words that are missing in a sentence."),
+    "classifier": ("An mmattn classifier", "Says which of its classes a photo is of."),
 }
 _USAGE = {
     "captioner": ("caption photo.jpg", "Captioner", 'caption("photo.jpg")[0].text'),
     "translator": ('translate "..."', "Translator", 'translate(["..."])[0].text'),
     "language_model": ("generate", "Writer", "write()[0]"),
+    "masked_language_model": ('fill "... [MASK] ..."', "MaskFiller", 'fill("... [MASK] ...")[0].text'),
+    "classifier": ("classify photo.jpg", "Classifier", 'classify("photo.jpg")[0].label'),
 }
 _LANGUAGES = ("source_language", "target_language")
 _RESIZE = {
@@ -74,7 +78,7 @@ def description(info: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
         ),
         ("model", f"{' -> '.join(parts) or '?'}, {weights['parameters']:,} parameters as {weights['dtype']}"),
     ]
-    if info["kind"] == "captioner":
+    if "reader" in info:
         reader = info["reader"]
         rows.append(
             ("pictures", f"{reader['size'][0]} x {reader['size'][1]} pixels (height x width), {reader['resize']}")
@@ -82,8 +86,12 @@ def description(info: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
     if languages := _languages(card):
         rows.append(("languages", " -> ".join(languages)))
     vocabularies = [_said(info[name]) for name in ("source_tokenizer", "tokenizer") if name in info]
-    rows.append(("tokenizer", " -> ".join(vocabularies)))
-    rows.append(("generation", ", ".join(f"{key} {value}" for key, value in info["generation"].items())))
+    if vocabularies:
+        rows.append(("tokenizer", " -> ".join(vocabularies)))
+    if "classes" in info:
+        rows.append(("classes", f"{len(info['classes'])}: {_some(info['classes'])}"))
+    if info["generation"]:
+        rows.append(("generation", ", ".join(f"{key} {value}" for key, value in info["generation"].items())))
     rows += [(key, str(card[key])) for key in ("data", "terms", "command") if key in card]
     if "scores" in card:
         rows.append(("scores", _inline(card["scores"])))
@@ -110,8 +118,8 @@ def _languages(card: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _tokens(info: Mapping[str, Any]) -> list[str]:
-    """How text is cut up; a captioner reads none."""
-    if info["kind"] == "captioner":
+    """How text is cut up; what sees pictures reads none."""
+    if "reader" in info:
         return []
     if "source_tokenizer" in info:
         return [f"The source has {_said(info['source_tokenizer'])}, the target {_said(info['tokenizer'])}."]
@@ -126,8 +134,18 @@ def _said(tokenizer: Mapping[str, Any]) -> str:
     return f"{tokenizer['vocabulary_size']:,} tokens" + (f" ({', '.join(more)})" if more else "")
 
 
+def _some(names: list[str]) -> str:
+    """The first classes by name, in at most some hundred letters."""
+    shown = ", ".join(names)
+    return shown if len(shown) <= 300 else f"{shown[:300].rpartition(', ')[0]}, ..."
+
+
 def _settings(info: Mapping[str, Any]) -> list[str]:
     generation = info["generation"]
+    if info["kind"] == "masked_language_model":
+        return [f"A sentence of more than {generation['max_source_length']} tokens is refused."]
+    if info["kind"] == "classifier":
+        return [_photos(info["reader"]), f"{len(info['classes'])} classes: {_some(info['classes'])}."]
     if info["kind"] == "language_model":
         window = f" It looks back on {generation['context_length']} tokens." if generation["context_length"] else ""
         drawn = f"drawn at temperature {generation['temperature']}, top_k {generation['top_k']}, top_p "
@@ -145,13 +163,16 @@ def _settings(info: Mapping[str, Any]) -> list[str]:
             "source's tokens rounded up to 16, 32, 64, 128 ...). A source of more than "
             f"{generation['max_source_length']} tokens is refused."
         ]
-    reader = info["reader"]
-    height, width = reader["size"]
-    resize = _RESIZE.get(reader["resize"], reader["resize"])
-    text = [f"Photos are read at {height} x {width} pixels (height x width), {resize}. Captions {how}."]
+    text = [f"{_photos(info['reader'])} Captions {how}."]
     if generation["low_confidence"] > 0:
         text.append(f"A caption whose confidence is below {generation['low_confidence']} is marked as such.")
     return text
+
+
+def _photos(reader: Mapping[str, Any]) -> str:
+    height, width = reader["size"]
+    resize = _RESIZE.get(reader["resize"], reader["resize"])
+    return f"Photos are read at {height} x {width} pixels (height x width), {resize}."
 
 
 def _block(value: Any) -> str:

@@ -135,8 +135,7 @@ class TextGenerator:
 
     def width(self, length: int) -> int:
         """S that a source of so many tokens is widened to."""
-        wide = next((width for width in _WIDTHS if width >= length), -(-length // _WIDTHS[-1]) * _WIDTHS[-1])
-        return int(max(length, min(wide, self.longest_source)))
+        return widened(length, self.longest_source)
 
     def traces(self) -> int:
         """How often a program was compiled so far."""
@@ -157,6 +156,16 @@ class TextGenerator:
         ids = tuple(int(i) for i in found.ids[row, place, :length] if i != self.tokenizer.eos_id)
         confidence = math.exp(log_prob / max(length - given, 1))
         return Text(self.tokenizer.decode(ids).strip(), ids, log_prob, float(found.scores[row, place]), confidence)
+
+
+def widened(length: int, most: float) -> int:
+    """The width that rows of so many tokens are padded to: one of a few, so that few programs are compiled.
+
+    >>> [widened(length, 100) for length in (3, 17, 65, 130)]
+    [16, 32, 100, 130]
+    """
+    wide = next((width for width in _WIDTHS if width >= length), -(-length // _WIDTHS[-1]) * _WIDTHS[-1])
+    return int(max(length, min(wide, most)))
 
 
 def longest(model: Any) -> float | None:

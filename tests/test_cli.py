@@ -17,10 +17,10 @@ import pytest
 
 import mmattn
 from mmattn.cli import experiment, main, resource
-from mmattn.cli.caption import photos
 from mmattn.cli.console import quiet_start
+from mmattn.cli.photos import photos
 
-COMMANDS = ("caption", "translate", "generate", "info", "train", "evaluate")
+COMMANDS = ("caption", "translate", "generate", "fill", "classify", "info", "train", "evaluate")
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,10 @@ from mmattn.training import folder as folders
 from mmattn.training.checkpoint import read
 
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
-CAPTIONERS = {"flickr8k_lite0", "flickr8k_lite0_lstm", "shapes_caption"}
+PICTURES = {"flickr8k_lite0", "flickr8k_lite0_lstm", "shapes_caption", "shapes_classifier"}
 TEXT_DATA = {"parallel", "tsv", "multi30k", "multi30k_bpe", "enja", "spa_eng"}
+CLASSES = {"classification", "shape_classes", "photos", "photo_splits"}
+MASKED = {"masked_language_model", "sentences", "multi30k_sentences"}
 QUICK = ["size=tiny", "final.num_beams=[1]"]
 
 
@@ -45,7 +47,8 @@ def overrides_for(experiment, tmp_path):
     """What each experiment needs beside its name to be made without downloads."""
     extra = {
         "shapes_caption": [],
-        **{name: [f"data.root={tmp_path}", "encoder.backbone.weights=null"] for name in CAPTIONERS if "lite0" in name},
+        "shapes_classifier": [],
+        **{name: [f"data.root={tmp_path}", "encoder.backbone.weights=null"] for name in PICTURES if "lite0" in name},
         "pairs": [f"data.path={tmp_path}"],
         "transformer_base": [f"data.root={tmp_path}", "data.source_language=en", "data.target_language=de"],
     }
@@ -59,7 +62,7 @@ def test_every_experiment_composes_and_its_parts_can_be_made(experiment, size, t
     config = train.checked_config(cfg)
     assert config["run"]["name"] == experiment
     parts = train.make_parts(config)
-    if experiment in CAPTIONERS:
+    if experiment in PICTURES:
         assert isinstance(parts["encoder"], keras.layers.Layer)
 
 
@@ -77,7 +80,11 @@ def test_every_option_of_every_group_composes_and_passes_the_checks(group, optio
         "parallel": ["data.root=x", "data.source_language=en", "data.target_language=de"],
         "tsv": ["data.path=x"],
     }
-    if option in ("tinyshakespeare", "language_model", "char", "text_chars", "none"):
+    if option in CLASSES or (group, option) in {("tokenizer", "none"), ("decoder", "none"), ("model", "classifier")}:
+        needed = ["experiment=shapes_classifier", *(["data.root=x"] if option.startswith("photo") else [])]
+    elif option in MASKED:
+        needed = ["experiment=multi30k_bert", "data.path=x" if option == "sentences" else "data.root=x"]
+    elif option in ("tinyshakespeare", "language_model", "char", "text_chars"):
         needed = ["experiment=shakespeare_chars", "data.root=x"]
     elif option in ("language_stream", "transformer_xl"):
         needed = ["experiment=shakespeare_xl", "data.root=x"]

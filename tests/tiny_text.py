@@ -9,6 +9,7 @@ import numpy as np
 
 from mmattn.decoders import TransformerDecoder
 from mmattn.encoders.text import TextEncoder
+from mmattn.heads import MaskedLanguageModel
 from mmattn.model import EncoderDecoder, LanguageModel
 from mmattn.preprocess.text import Tokenizer
 
@@ -73,3 +74,10 @@ def plain_greedy(model: Any, most: int, prompt: list[int] | None = None, **sourc
             break
         ids.append(int(row.argmax()))
     return ids, total
+
+
+def masked_model(tokenizer: Tokenizer, seed: int = 3, **changes: Any) -> MaskedLanguageModel:
+    keras.utils.set_random_seed(seed)
+    model = MaskedLanguageModel(TextEncoder(tokenizer.vocabulary_size + 1, **(SIZES | changes)))
+    model.build({"source_ids": (None, None)})
+    return sharpened(model)

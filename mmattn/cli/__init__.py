@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import mmattn
-from mmattn.cli import caption, generate, translate
+from mmattn.cli import caption, classify, fill, generate, translate
 from mmattn.cli.console import Terminated, UsageError, complain, harmless, quiet_start
 from mmattn.memory import keep_memory
 
@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mmattn",
         allow_abbrev=False,
-        description="Captions photos, translates, writes text; trains and evaluates the models that do.",
+        description="Captions and classifies photos, translates, writes text; trains and evaluates models that do.",
         epilog="exit codes: 0 done, 1 something failed, 2 wrong command line, 130 interrupted",
     )
     parser.add_argument("--version", action="version", version=f"mmattn {mmattn.__version__}")
@@ -143,6 +143,14 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("generate", allow_abbrev=False, help="write text", description=text)
     generate.add_arguments(command)
     command.set_defaults(run=generate.run)
+    text = "Says what stands for [MASK] in a sentence: writes the sentence with the likeliest word filled in."
+    command = commands.add_parser("fill", allow_abbrev=False, help="fill in missing words", description=text)
+    fill.add_arguments(command)
+    command.set_defaults(run=fill.run)
+    text = "Writes one line a photo: path, tab, class, tab, probability. Files are read as by mmattn caption."
+    command = commands.add_parser("classify", allow_abbrev=False, help="say what photos show", description=text)
+    classify.add_arguments(command)
+    command.set_defaults(run=classify.run)
     text = "Says what a bundle is, after checking its files."
     command = commands.add_parser("info", allow_abbrev=False, help="say what a bundle is", description=text)
     command.add_argument(

@@ -6,7 +6,13 @@ from typing import Any
 
 from mmattn.cli.console import UsageError, quiet_start
 
-COMMANDS = {"captioner": "caption", "translator": "translate", "language_model": "generate"}
+COMMANDS = {
+    "captioner": "caption",
+    "translator": "translate",
+    "language_model": "generate",
+    "masked_language_model": "fill",
+    "classifier": "classify",
+}
 
 
 def check_kind(name: str | None, kind: str) -> dict[str, Any]:

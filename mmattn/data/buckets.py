@@ -72,3 +72,31 @@ def _bounds(lengths: np.ndarray, keys: np.ndarray, most: int) -> list[int]:
             bounds.append(int(values[last - 1]))
             last = split[last]
     return [*bounds, int(values[last - 1])][::-1]
+
+
+def plan_pass(
+    buckets: list[Bucket], lengths: np.ndarray, seed: int, number: int, shuffle: bool
+) -> list[tuple[Bucket, np.ndarray]]:
+    """All batches of one pass, as (bucket, numbers of its pairs; -1 for an empty row).
+
+    A batch takes its rows from all target lengths of its bucket alike. Which pairs of one length meet in a batch, and
+    the order of the batches, is drawn from (seed, number); without `shuffle` one order serves every pass.
+
+    Args:
+        lengths: int (N,), the target tokens of each pair.
+    """
+    rng = np.random.default_rng([seed, number if shuffle else 0])
+    planned: list[tuple[Bucket, np.ndarray]] = []
+    for bucket in buckets:
+        pairs = bucket.pairs
+        if shuffle:  # pairs of one length change places
+            pairs = pairs[np.lexsort((rng.random(len(pairs)), lengths[pairs]))]
+        placed = np.full(bucket.rows * bucket.batches, -1)
+        placed[len(placed) - len(pairs) :] = pairs
+        strata = placed.reshape(bucket.rows, bucket.batches)  # row r of every batch comes from stratum r
+        if shuffle:
+            strata = rng.permuted(strata, axis=1)
+        planned += [(bucket, strata[:, j]) for j in range(bucket.batches)]
+    if not shuffle:
+        return planned
+    return [planned[i] for i in rng.permutation(len(planned))]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mmattn.data.buckets import Bucket, make_buckets
+from mmattn.data.buckets import Bucket, make_buckets, plan_pass
 from mmattn.data.targets import BOS, EOS, PAD, fingerprint_of, token_row
 
 Batch = tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]
@@ -125,8 +125,9 @@ class PairBatches:
 
     def _stream(self, start: int) -> Iterator[Batch]:
         number, place = divmod(start, self.steps_per_epoch)
+        lengths = np.array(list(map(len, self._labels)))
         while True:
-            for bucket, pairs in self._plan(number)[place:]:
+            for bucket, pairs in plan_pass(self.buckets, lengths, self.seed, number, self.shuffle)[place:]:
                 batch = self._batch(bucket, pairs)
                 yield _doubled(batch) if self.twins else batch
             number, place = number + 1, 0
@@ -161,25 +162,6 @@ class PairBatches:
             raise ValueError(f'{name}: {rule}. too_long="skip" leaves such pairs out, "cut" cuts them.')
         self.faults.append((name, f"{rule}: {'cut' if self.too_long == 'cut' else 'left out'}"))
         return self.too_long == "cut"
-
-    def _plan(self, number: int) -> list[tuple[Bucket, np.ndarray]]:
-        """All batches of pass `number`, as (bucket, numbers of its pairs; -1 for an empty row)."""
-        rng = np.random.default_rng([self.seed, number if self.shuffle else 0])
-        planned: list[tuple[Bucket, np.ndarray]] = []
-        for bucket in self.buckets:
-            pairs = bucket.pairs
-            if self.shuffle:  # pairs of one length change places
-                lengths = np.array([len(self._labels[i]) for i in pairs])
-                pairs = pairs[np.lexsort((rng.random(len(pairs)), lengths))]
-            placed = np.full(bucket.rows * bucket.batches, -1)
-            placed[len(placed) - len(pairs) :] = pairs
-            strata = placed.reshape(bucket.rows, bucket.batches)  # row r of every batch comes from stratum r
-            if self.shuffle:
-                strata = rng.permuted(strata, axis=1)
-            planned += [(bucket, strata[:, j]) for j in range(bucket.batches)]
-        if not self.shuffle:
-            return planned
-        return [planned[i] for i in rng.permutation(len(planned))]
 
     def _batch(self, bucket: Bucket, pairs: np.ndarray) -> Batch:
         source_ids = np.full((bucket.rows, bucket.source_length), PAD, "int32")

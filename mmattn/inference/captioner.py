@@ -5,22 +5,21 @@ Shapes: P patches of the encoder's grid, W words of a caption.
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from mmattn.bundle import find_bundle, load_bundle
 from mmattn.bundle_model import generation_of
 from mmattn.generation import Text, TextGenerator
 from mmattn.inference.attention import cross_attention, save_picture
+from mmattn.inference.photos import each_batch
 from mmattn.inference.settings import checked_settings
 from mmattn.pictures import attention_sheet
-from mmattn.preprocess.image import ImageReader, ImageReadError
+from mmattn.preprocess.image import ImageReader
 from mmattn.preprocess.text import Tokenizer
 
 Box = tuple[float, float, float, float]
@@ -159,26 +158,12 @@ class Captioner:
             ImageReadError: with on_error="raise".
             ValueError: a setting that isn't known or doesn't fit.
         """
-        if on_error not in ("raise", "return"):
-            raise ValueError(f'on_error={on_error!r} is not known. Known: "raise", "return"')
-        if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size} must be at least 1")
         chosen = self._settings(nbest, settings)
-        photos = _listed(images)
-        batches = math.ceil(len(photos) / batch_size)
-        results: list[Any] = []
-        for first in range(0, len(photos), batch_size):
-            group = [self._read(photo, on_error) for photo in photos[first : first + batch_size]]
-            pixels = [pixel for pixel in group if not isinstance(pixel, ImageReadError)]
-            captions: Iterable[Caption] = ()
-            if pixels:
-                left = batches - first // batch_size
-                captions = self._generate({"pixels": np.stack(pixels)}, nbest, chosen, compiled=compiled, batches=left)
-            found = iter(captions)
-            results += [entry if isinstance(entry, ImageReadError) else next(found) for entry in group]
-            if progress is not None:
-                progress(len(results), len(photos))
-        return results
+
+        def make(inputs: dict[str, np.ndarray], left: int) -> list[Caption]:
+            return self._generate(inputs, nbest, chosen, compiled=compiled, batches=left)
+
+        return each_batch(images, self.reader, make, batch_size, on_error, progress)
 
     def attention(
         self, image: Any, caption: Caption | None = None, layer: int | None = -1, head: int | None = None
@@ -226,14 +211,6 @@ class Captioner:
     def _settings(self, nbest: int, changes: Mapping[str, Any]) -> dict[str, Any]:
         return checked_settings(self.generation, nbest, changes, "captioner", self.tokenizer.vocabulary_size)
 
-    def _read(self, photo: Any, on_error: str) -> np.ndarray | ImageReadError:
-        try:
-            return self.reader(photo)
-        except ImageReadError as error:
-            if on_error == "raise":
-                raise
-            return error
-
     def _generate(
         self, inputs: Mapping[str, Any], nbest: int, chosen: Mapping[str, Any], **options: Any
     ) -> list[Caption]:
@@ -248,16 +225,3 @@ class Captioner:
 
 def _caption(text: Text, threshold: float, alternatives: tuple[Caption, ...] = ()) -> Caption:
     return Caption(text.text, text.score, text.confidence, text.confidence < threshold, text.ids, alternatives)
-
-
-def _listed(images: Any) -> list[Any]:
-    """One photo or many as a list."""
-    if isinstance(images, str | bytes | bytearray | memoryview | os.PathLike | Image.Image):
-        return [images]
-    if isinstance(images, np.ndarray):
-        return list(images) if images.ndim == 4 else [images]
-    if not isinstance(images, Iterable):
-        raise TypeError(
-            f"images must be a path, bytes, a PIL image, an array or a list of these, not {type(images).__name__}"
-        )
-    return list(images)

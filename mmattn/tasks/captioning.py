@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,9 +13,8 @@ from mmattn.bundle import Bundle, save_bundle
 from mmattn.data.batches import CaptionBatches
 from mmattn.generation import TextGenerator
 from mmattn.inference import Captioner
-from mmattn.preprocess.image import ImageReadError
 from mmattn.tasks.grounding import attention_on_shapes
-from mmattn.tasks.parts import Report, blame, check_decoding, check_encoder, tokenizer_of
+from mmattn.tasks.parts import Report, blame, check_decoding, check_part, features_of, how_to_read, tokenizer_of
 from mmattn.training.validation import CAPTIONS, Choice, Prediction, confidence_threshold, decoding_of, finish, predict
 
 
@@ -49,7 +47,7 @@ class Captioning:
     ) -> None:
         self.parts, self.sources, self.seed, self.say, self.reject = parts, sources, seed, say, reject
         with blame("features"):
-            self.features = self._features()
+            self.features = features_of(parts, sources, say)
         with blame("tokenizer"):
             self.tokenizer = tokenizer_of(folder / "tokenizer.model", parts["tokenizer"], self._texts())
         say(f"Pictures: {', '.join(f'{len(s)} {name}' for name, s in sources.items())}. {self.tokenizer}.")
@@ -68,9 +66,7 @@ class Captioning:
         reader = parts["reader"]
         record = {"id": "0", "image": np.zeros((*reader.size, 3), "uint8"), "captions": ["a"]}
         return {
-            "encoder": lambda: check_encoder(
-                parts["encoder"], keras.layers.Layer, "an encoder of pictures, such as vit"
-            ),
+            "encoder": lambda: check_part(parts["encoder"], keras.layers.Layer, "an encoder of pictures, such as vit"),
             "model": lambda: _model(parts, vocabulary_size),
             "final": lambda: check_decoding(parts, "captioner"),
             "batches": lambda: parts["batches"](source=[record], read_image=reader, encode_text=lambda text: [4]),
@@ -114,30 +110,13 @@ class Captioning:
         source = self.sources["train"]
         return (caption for index in range(len(source)) for caption in _captions(source, index))
 
-    def _features(self) -> Any:
-        """The frozen backbone's features of all pictures, computed now where they are not on the disk."""
-        if self.parts["features"] is None:
-            return None
-        cache = self.parts["features"](backbone=self.parts["encoder"].backbone, reader=self.parts["reader"])
-        images = [source[index]["image"] for source in self.sources.values() for index in range(len(source))]
-        self.say(f"Features of {len(images)} pictures, kept in {cache.folder}:")
-        # A picture that cannot be read is reported when a batch asks for it.
-        cache.fill(images, on_error=lambda image, error: None, progress=sys.stdout.isatty())
-        return cache
-
     def _batches(self, split: str, pixels: bool = False, **changes: Any) -> Any:
         """`pixels`: as the bundle reads pictures, whatever the run trains on."""
-        if pixels or self.features is None:
-            read, changes["image_key"] = self.parts["reader"], "pixels"
-        else:
-            read, changes["image_key"] = self.features, "features"
         return self.parts["batches"](
             source=self.sources[split],
-            read_image=read,
             encode_text=self.tokenizer.encode,
             seed=self.seed,
-            skip_errors=(ImageReadError,),
-            on_error=lambda record, error: self.reject(str(record["id"]), str(error)),
+            **how_to_read(self.parts["reader"], None if pixels else self.features, self.reject),
             **changes,
         )
 
@@ -154,13 +133,11 @@ def evaluate(
     """A bundle's captions of a source, their scores, and what more there is to say."""
     batches = CaptionBatches(
         source,
-        bundle.reader,
-        bundle.tokenizer.encode,
-        batch_size,
+        encode_text=bundle.tokenizer.encode,
+        batch_size=batch_size,
         max_length=settings["max_length"] + 1,
         shuffle=False,
-        skip_errors=(ImageReadError,),
-        on_error=lambda record, error: reject(str(record["id"]), str(error)),
+        **how_to_read(bundle.reader, None, reject),
     )
     generate = TextGenerator(bundle.model, bundle.tokenizer).best
     predictions = predict(generate, batches.examples, decoding_of(settings), CAPTIONS)

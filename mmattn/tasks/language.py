@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import keras
-from keras import ops
 
-from mmattn import backend
 from mmattn.bundle import Bundle, save_bundle, update_bundle
 from mmattn.data.text import TextBatches
 from mmattn.inference import Writer
-from mmattn.tasks.parts import Report, blame, check_encoder, tokenizer_of
+from mmattn.tasks.parts import Report, blame, check_part, tokenizer_of
 from mmattn.training.folder import write_json
-from mmattn.training.losses import token_losses
+from mmattn.training.likelihood import SCORES, measurer
 
 
 class LanguageModelling:
@@ -35,7 +32,7 @@ class LanguageModelling:
     command: ClassVar = "generate"  # of mmattn, to try the bundle
     nodes: ClassVar = ()
     fields: ClassVar = ("text",)  # of a record
-    scores: ClassVar = ("log_likelihood", "loss", "perplexity", "bits_per_token")
+    scores: ClassVar = SCORES
 
     def __init__(
         self,
@@ -68,7 +65,7 @@ class LanguageModelling:
         source = [{"id": "1", "text": text}]
         return {
             "model": lambda: _model(parts, vocabulary_size),
-            "encoder": lambda: check_encoder(parts["encoder"], type(None), "no encoder: encoder=none"),
+            "encoder": lambda: check_part(parts["encoder"], type(None), "no encoder: encoder=none"),
             "batches": lambda: parts["batches"](source=source, encode_text=lambda text: [4] * len(text)),
         }
 
@@ -117,39 +114,6 @@ def _model(parts: dict[str, Any], vocabulary_size: int) -> keras.Model:
     if getattr(decoder, "has_cross_attention", False):
         raise ValueError("a language model has nothing to look at: decoder.cross_attention=false.")
     return parts["model"](decoder=decoder)
-
-
-def measurer(model: keras.Model) -> Callable[[Iterable[Any]], dict[str, float]]:
-    """A function that takes batches and gives the scores of their tokens: loss (nats a token), its negative, the
-    perplexity, and bits a token. Later changes of the weights count."""
-
-    def total(inputs: Any, labels: Any, weights: Any) -> Any:
-        return ops.sum(token_losses(labels, model(inputs, training=False)) * weights)
-
-    compiled = backend.compile(total, jit=False, variables_of=model)
-
-    def measure(batches: Iterable[Any]) -> dict[str, float]:
-        loss = count = 0.0
-        with backend.no_gradient():
-            for batch in batches:
-                loss += float(compiled(*keras.tree.map_structure(ops.convert_to_tensor, batch)))
-                count += float(batch[2].sum())
-        return scores_of(loss / count)
-
-    return measure
-
-
-def scores_of(loss: float) -> dict[str, float]:
-    """
-    >>> round(scores_of(math.log(8))["bits_per_token"], 6)
-    3.0
-    """
-    return {
-        "log_likelihood": -loss,
-        "loss": loss,
-        "perplexity": math.exp(min(loss, 700.0)),
-        "bits_per_token": loss / math.log(2),
-    }
 
 
 def evaluate(bundle: Bundle, source: Any, settings: dict[str, Any], batch_size: int) -> dict[str, float]:

@@ -1,7 +1,8 @@
-"""Faults of a run's parts, told with the place in the configuration that made them."""
+"""What several tasks do with a run's parts. Faults are told with the place in the configuration that made them."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from mmattn.bundle_kinds import KINDS, check_generation
 from mmattn.encoders.features import FeatureCacheError
+from mmattn.preprocess.image import ImageReadError
 from mmattn.preprocess.text import Tokenizer
 
 Report = Callable[[str, str], None]  # (id of a record, what is wrong with it)
@@ -40,12 +42,12 @@ def tokenizer_of(path: Path, train: Callable[..., Tokenizer], texts: Iterable[st
     return Tokenizer.load(path)
 
 
-def check_encoder(encoder: Any, kind: type, wanted: str) -> None:
-    """Refuses an encoder of another task: a picture's is made before its run, a text's by it, and a lone decoder has
-    none."""
-    encoder = encoder or None  # an empty node of the configuration
-    if not isinstance(encoder, kind):
-        found = "none" if encoder is None else getattr(encoder, "func", type(encoder)).__name__
+def check_part(part: Any, kind: type, wanted: str) -> None:
+    """Refuses an encoder or decoder of another task: a picture's encoder is made before its run, what has a vocabulary
+    by it, and some tasks have no encoder or no decoder."""
+    part = part or None  # an empty node of the configuration
+    if not isinstance(part, kind):
+        found = "none" if part is None else getattr(part, "func", type(part)).__name__
         raise ValueError(f"this task needs {wanted}. Received {found}.")
 
 
@@ -53,3 +55,25 @@ def check_decoding(parts: dict[str, Any], kind: str, **more: Any) -> None:
     """Refuses settings that a bundle of that kind could not hold, of those that the end of a run will try."""
     for candidate in parts["final"].grid():
         check_generation({**KINDS[kind].generation, **parts["validation"].decoding(), **candidate, **more}, kind)
+
+
+def features_of(parts: dict[str, Any], sources: dict[str, Any], say: Callable[[str], None]) -> Any:
+    """The frozen backbone's features of all pictures, computed now where they are not on the disk; None without."""
+    if parts["features"] is None:
+        return None
+    cache = parts["features"](backbone=parts["encoder"].backbone, reader=parts["reader"])
+    images = [source[index]["image"] for source in sources.values() for index in range(len(source))]
+    say(f"Features of {len(images)} pictures, kept in {cache.folder}:")
+    # A picture that cannot be read is reported when a batch asks for it.
+    cache.fill(images, on_error=lambda image, error: None, progress=sys.stdout.isatty())
+    return cache
+
+
+def how_to_read(reader: Any, features: Any, reject: Report) -> dict[str, Any]:
+    """How batches come by their pictures: what `mmattn.data.picture_batches.PictureBatches` take for it."""
+    return {
+        "read_image": reader if features is None else features,
+        "image_key": "pixels" if features is None else "features",
+        "skip_errors": (ImageReadError,),
+        "on_error": lambda record, error: reject(str(record["id"]), str(error)),
+    }

@@ -12,8 +12,8 @@ from mmattn import backend
 from mmattn.bundle import Bundle
 from mmattn.data.streams import StreamBatches
 from mmattn.stream_model import StreamModel
-from mmattn.tasks.language import LanguageModelling, scores_of
-from mmattn.training.losses import token_losses
+from mmattn.tasks.language import LanguageModelling
+from mmattn.training.likelihood import counted, scores_of
 
 
 class StreamModelling(LanguageModelling):
@@ -53,27 +53,26 @@ class StreamModelling(LanguageModelling):
 
 def stream_measurer(model: keras.Model) -> Callable[[Iterable[Any], int], dict[str, float]]:
     """A function that takes the batches of a pass and how many positions to remember, and gives the scores of
-    `mmattn.tasks.language.measurer`. It begins without a memory, which grows to that many. Later changes of the weights
+    `mmattn.training.likelihood.scores_of`. It begins without a memory, which grows to that many. Later changes of the weights
     count."""
 
     def total(batch: Any, state: Any) -> tuple[Any, Any]:
         inputs, labels, weights = batch
         length = state["hidden"][0].shape[1]
         logits, state = model.read(inputs["target_ids"], state, memory_length=length, reset=inputs["reset"])
-        return ops.sum(token_losses(labels, logits) * weights), state
+        return counted(labels, logits, weights), state
 
     compiled = backend.compile(total, jit=False, variables_of=model)
 
     def measure(batches: Iterable[Any], memory_length: int) -> dict[str, float]:
-        loss = count = 0.0
+        loss = hits = count = 0.0
         state = None
         with backend.no_gradient():
             for batch in batches:
                 state = model.decoder.empty_state(len(batch[1]), memory_length) if state is None else state
                 found, state = compiled(keras.tree.map_structure(ops.convert_to_tensor, batch), state)
-                loss += float(found)
-                count += float(batch[2].sum())
-        return scores_of(loss / count)
+                loss, hits, count = loss + float(found[0]), hits + float(found[1]), count + float(batch[2].sum())
+        return scores_of(loss, hits, count)
 
     return measure
 
@@ -87,7 +86,7 @@ def by_memory(model: keras.Model, batches: Any, memory_lengths: Iterable[int], b
 def table(scores: dict[int, dict[str, float]]) -> list[str]:
     """Lines of a table: loss by memory length.
 
-    >>> print("\\n".join(table({0: scores_of(2.0), 64: scores_of(1.5)})))
+    >>> print("\\n".join(table({0: scores_of(2.0, 0, 1), 64: scores_of(1.5, 0, 1)})))
     memory  loss    perplexity
          0  2.0000  7.3891
         64  1.5000  4.4817

@@ -15,8 +15,8 @@ from mmattn.data.pair_batches import PairBatches, source_batches
 from mmattn.generation import TextGenerator
 from mmattn.metrics import detokenize, translation_scores
 from mmattn.preprocess.text import Tokenizer
-from mmattn.tasks.language import measurer
-from mmattn.tasks.parts import Report, blame, check_decoding, check_encoder, tokenizer_of
+from mmattn.tasks.parts import Report, blame, check_decoding, check_part, tokenizer_of
+from mmattn.training.likelihood import measurer
 from mmattn.training.validation import Choice, Prediction, Scoring, decoding_of, finish, predict
 
 SCORES = ("bleu", "chrf", "bp", "mean_length", "exact")
@@ -82,7 +82,7 @@ class Translating:
         """What to try before data are read, by place in the configuration; a setting that cannot work raises."""
 
         def encoder() -> None:
-            check_encoder(parts["encoder"], partial, "an encoder of tokens: encoder=text")
+            check_part(parts["encoder"], partial, "an encoder of tokens: encoder=text")
             parts["encoder"](vocabulary_size=vocabulary_size)
 
         pair = {"id": "1", "source": "a", "targets": ["b"]}

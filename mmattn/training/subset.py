@@ -17,8 +17,9 @@ class First:
             raise ValueError(f"count={count} must be at least 1.")
         self.source = source
         self.count = min(count, len(source))
-        if hasattr(source, "training_captions"):  # the captions without the pictures, see mmattn.data
-            self.training_captions = source.training_captions
+        for name in ("training_captions", "label_of", "classes"):  # known without the pictures, see mmattn.data
+            if hasattr(source, name):
+                setattr(self, name, getattr(source, name))
 
     def __len__(self) -> int:
         return self.count

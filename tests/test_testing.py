@@ -192,12 +192,12 @@ def test_reports_can_be_read_and_set_side_by_side():
     first = check_attention(LeaksTheFuture(2, 4), laws=laws, say=said.append)
     second = check_attention(CrossAttention(2, 4), laws=laws, say=said.append)
     assert said == [str(first), str(second)]
-    assert "1 of 2 hold" in said[0] and "NO" in said[0] and "1 of 1 hold" in said[1]
+    assert "1 of 2 hold" in said[0] and "NO" in said[0] and "1 of 1 hold, 1 can't be asked" in said[1]
     lines = first.markdown(second).splitlines()
     assert [line.split("|")[-3:-1] for line in lines[2:5]] == [
         [" NO ", " - "],
         [" yes ", " yes "],
-        [" 1 of 2 hold ", " 1 of 1 hold "],
+        [" 1 of 2 hold ", " 1 of 1 hold, 1 can't be asked "],
     ]
     assert f"- causal NO: {first['causal'].measured}" in lines
 

@@ -19,9 +19,9 @@ from mmattn.data.captions import CaptionFileError
 from mmattn.data.drawing import SHAPES
 from mmattn.data.examples import Examples, Fault, Reading
 from mmattn.data.photo_names import SUFFIXES
+from mmattn.data.picture_batches import PictureBatches, check_stream
 from mmattn.data.shapes import ShapesSource
 from mmattn.data.splits import SPLITS, check_split, exact_shares
-from mmattn.data.picture_batches import PictureBatches, check_stream
 from mmattn.data.targets import CaptionTable, fingerprint_of
 
 

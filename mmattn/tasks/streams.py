@@ -53,8 +53,10 @@ class StreamModelling(LanguageModelling):
 
 def stream_measurer(model: keras.Model) -> Callable[[Iterable[Any], int], dict[str, float]]:
     """A function that takes the batches of a pass and how many positions to remember, and gives the scores of
-    `mmattn.training.likelihood.scores_of`. It begins without a memory, which grows to that many. Later changes of the weights
-    count."""
+    `mmattn.training.likelihood.scores_of`.
+
+    It begins without a memory, which grows to that many. Later changes of the weights count.
+    """
 
     def total(batch: Any, state: Any) -> tuple[Any, Any]:
         inputs, labels, weights = batch

@@ -1,4 +1,4 @@
-"""Trains several models on the same data and writes a report: `mmattn compare comparison=norms data.root=FOLDER`."""
+"""Trains several models on the same data and writes a report: `mmattn compare comparison=article data.root=FOLDER`."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def guarded(key: Any, value: Any) -> tuple[Any, Any]:
 
 def pairs(query: Any, key: Any) -> Any:
     """The product of each query with each key: `(B, H, N, K)`, `(B, G, S, K)` -> `(B, H, N, S)`."""
-    return _of_heads(ops.matmul(_of_groups(query, key.shape[1]), ops.transpose(key, (0, 1, 3, 2))), query)
+    return _of_heads(backend.matmul(_of_groups(query, key.shape[1]), key, transpose_b=True), query)
 
 
 def mixed(weights: Any, value: Any) -> Any:
@@ -210,7 +210,7 @@ def mixed(weights: Any, value: Any) -> Any:
 def gathered(weights: Any, rows: Any, groups: int) -> Any:
     """What each key gets from all queries: `(B, H, N, S)`, `(B, H, N, V)` -> `(B, G, S, V)`."""
     weights, rows = (_of_groups(array, groups) for array in (weights, rows))
-    return ops.matmul(ops.transpose(weights, (0, 1, 3, 2)), rows)
+    return backend.matmul(weights, rows, transpose_a=True)
 
 
 def finite(array: Any) -> Any:

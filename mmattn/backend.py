@@ -308,7 +308,7 @@ def scan(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, inputs: Any, d
         start = carry
         last, outputs = _scan_tensorflow(step, keras.tree.flatten(carry), count, dtypes, flat)
         return keras.tree.pack_sequence_as(start, list(last)), outputs
-    if name() == "jax":
+    if name() == "jax" and is_traced(carry, inputs):  # one by one, it would compile anew at each call
         import jax
 
         return jax.lax.scan(body, carry, inputs)

@@ -322,8 +322,8 @@ def translator(kind="bahdanau", share=True, size=V, **changes):
 SOURCE = np.array([[7, 9, 5, 3, 0, 0], [5, 3, 0, 0, 0, 0]], "int32")
 
 
-@pytest.mark.parametrize("kind", ["bahdanau", "luong_general", "cho"])
-def test_beam_search_finds_the_best_of_all_texts(kind):
+@pytest.mark.parametrize(("kind", "compiled"), [("bahdanau", "step"), ("luong_general", True), ("cho", False)])
+def test_beam_search_finds_the_best_of_all_texts(kind, compiled):
     """Of three words and at most three tokens with the end; 40 beams hold every beginning."""
     model, source = translator(kind, size=40), np.array([[6, 4, 5, 3, 0], [5, 3, 0, 0, 0]], "int32")
     model.decoder.token_embedding.bias.assign(np.where(np.isin(np.arange(40), (3, 4, 5, 6)), 0.0, -1e4))
@@ -332,7 +332,8 @@ def test_beam_search_finds_the_best_of_all_texts(kind):
     for row, text in enumerate(texts):
         ids[row, : len(text) + 1] = [2, *text]
     generate = Generator(model.start, model.step, bos_id=2, eos_id=3, max_positions=3)
-    found = generate({"source_ids": source}, "beam", num_beams=40, length_penalty=0.0, max_length=3, compiled="step")
+    options = {"num_beams": 40, "length_penalty": 0.0, "max_length": 3, "compiled": compiled}
+    found = generate({"source_ids": source}, "beam", **options)
     for row in range(len(source)):
         inputs = {"source_ids": np.repeat(source[row : row + 1], len(texts), 0), "target_ids": ids}
         logits = numbers(model(inputs)).astype("float64")

@@ -133,6 +133,14 @@ def test_a_bundle_is_not_scored_on_classes_that_it_does_not_know(classified, cap
     assert "for a classifier: records with image and label are wanted" in capsys.readouterr().err
 
 
+def test_other_records_are_refused(tmp_path, capsys):
+    quick = [*QUICK, f"run.root={tmp_path}"]
+    assert train.main([*quick, "experiment=shapes_classifier", "data=shapes"]) == 2
+    assert "data.train: records with image and label are wanted" in capsys.readouterr().err
+    assert train.main([*quick, "experiment=multi30k_bert", "data=shape_classes"]) == 2
+    assert "data.train: records with text are wanted" in capsys.readouterr().err
+
+
 def test_splits_in_folders_of_their_own_are_trained_on(photos, tmp_path):
     for split in ("train", "valid", "test"):
         for name in ("cat", "dog"):
@@ -175,13 +183,12 @@ def test_a_stopped_run_ends_with_the_same_weights(task, sentences, photos, tmp_p
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["encoder=vit"], r"encoder: this task needs an encoder of tokens: encoder=text\. Received VisionTransformer"),
+        (["encoder=vit", "~encoder.positions"], r"encoder: this task needs an encoder of tokens: encoder=text\. Received VisionTransformer"),
         (["decoder=transformer"], "decoder: this task needs no decoder: decoder=none"),
         (["batches.share=1.5"], r"batches: share=1\.5 must be in \(0, 1\)"),
         (["batches.replace=[1,1,0]"], "batches: .*sum 1"),
         (["fit.monitor=bleu"], r"fit\.monitor=bleu is no score\. Scores: log_likelihood"),
         (["encoder.num_heads=3"], "model: num_heads=3 does not divide hidden_dim=16"),
-        (["data=shapes"], "records with text are wanted"),
         (["model=classifier"], "model: "),
     ],
 )
@@ -198,7 +205,6 @@ def test_wrong_settings_of_a_masked_run_are_refused_in_words(overrides, message,
         (["decoder=transformer"], "decoder: this task needs no decoder: decoder=none"),
         (["model.pooling=cls"], "model: pooling is one of mean, max, first"),
         (["reader.size=[32,32]"], r"reader\.size=\[32, 32\] must be encoder\.image_size=\[64, 64\]"),
-        (["data=shapes"], "records with image and label are wanted"),
         (["batches.batch_size=0"], "batches: batch_size=0 is too small"),
         (["data.root=nowhere"], "no such folder"),
     ],

@@ -183,7 +183,10 @@ def test_a_stopped_run_ends_with_the_same_weights(task, sentences, photos, tmp_p
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["encoder=vit", "~encoder.positions"], r"encoder: this task needs an encoder of tokens: encoder=text\. Received VisionTransformer"),
+        (
+            ["encoder=vit", "~encoder.positions"],
+            r"encoder: this task needs an encoder of tokens: encoder=text\. Received VisionTransformer",
+        ),
         (["decoder=transformer"], "decoder: this task needs no decoder: decoder=none"),
         (["batches.share=1.5"], r"batches: share=1\.5 must be in \(0, 1\)"),
         (["batches.replace=[1,1,0]"], "batches: .*sum 1"),

@@ -389,8 +389,8 @@ def test_the_table_of_files_cannot_leave_the_folder(saved: Path, tmp_path: Path,
 
 
 def test_a_newer_format_is_refused_in_words(saved: Path, tmp_path: Path) -> None:
-    folder = forged(saved, tmp_path, lambda info: info.update(format_version=3, mmattn_version="9.1"))
-    with pytest.raises(BundleError, match=r"format version 3, written by mmattn 9\.1; .* reads up to 2"):
+    folder = forged(saved, tmp_path, lambda info: info.update(format_version=4, mmattn_version="9.1"))
+    with pytest.raises(BundleError, match=r"format version 4, written by mmattn 9\.1; .* reads up to 3"):
         load_bundle(folder)
 
 

@@ -121,7 +121,7 @@ def test_imagenet_classifier_names_what_is_on_a_photo(variant: str, data_folder:
 
 
 @needs_weights
-@pytest.mark.parametrize(("dtype", "tolerance"), [("mixed_float16", 0.01), ("mixed_bfloat16", 0.1)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("mixed_float16", 0.01), ("mixed_bfloat16", 0.15)])
 def test_mixed_precision_stays_near_float32(photo: np.ndarray, dtype: str, tolerance: float) -> None:
     exact = ops.convert_to_numpy(EfficientNetLite(image_size=64, weights="imagenet")(photo[None]))
     mixed = EfficientNetLite(image_size=64, weights="imagenet", dtype=dtype)

@@ -190,7 +190,7 @@ def test_padding_further_changes_nothing_in_any_layer_after_reloading(fresh, nam
     for i, short in enumerate(expected[f"{name}/short"]):
         real = SHORT[2 * i // count] != 0
         long = found[f"{name}/{kind}/{i}"][:, : real.shape[1]]
-        np.testing.assert_allclose(long[real], short[real], atol=1e-5)
+        np.testing.assert_allclose(long[real], short[real], rtol=3e-6, atol=1e-5)  # numbers of 20 and more
 
 
 @pytest.mark.parametrize("name", ["functional", "small_plain"])

@@ -23,7 +23,7 @@ from .checks import check_keys
 from .config import ConfigProblem, compose, first_line, instantiate, override_keys, resolve, split_arguments
 from .train import checked_config as checked_training
 
-KEYS = ("comparison_name", "title", "about", "sentence", "members", "folder", "minutes", "only", "costs")
+KEYS = ("comparison_name", "title", "about", "sentence", "every", "members", "folder", "minutes", "only", "costs")
 COSTS = ("lengths", "rows", "repeats", "threads")
 
 
@@ -94,6 +94,9 @@ def checked_config(cfg: Any) -> dict[str, Any]:
         unknown = set(config["only"] or ()) - members.keys()
         if unknown:
             problems.append(f"only={sorted(unknown)}: no such member. There are: {', '.join(members)}.")
+    every = config["every"]
+    if not isinstance(every, list) or not all(isinstance(word, str) for word in every):
+        problems.append(f"every is a list of settings such as [size.epochs=10]. Received {every!r}.")
     if not isinstance(config["minutes"], int | float) or config["minutes"] <= 0:
         problems.append(f"minutes={config['minutes']!r} must be a number above 0.")
     if config["costs"] is not None:
@@ -111,9 +114,10 @@ def member_runs(
     """All members, each configuration checked before the first one starts."""
     runs, problems = [], []
     for name, overrides in config["members"].items():
-        words = [*overrides, *shared, *(f"--config-dir={path}" for path in folders)]
+        settings = [*config["every"], *overrides, *shared]  # of two values for one key the later one counts
+        words = [*settings, *(f"--config-dir={path}" for path in folders)]
         try:
-            resolved = checked_training(compose("train", [*overrides, *shared], folders))
+            resolved = checked_training(compose("train", settings, folders))
             resolved.pop("run")
             runs.append(MemberRun(name, folder / name, words, resolved))
         except ConfigProblem as error:

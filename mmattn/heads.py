@@ -8,13 +8,14 @@ import keras
 from keras import ops
 
 from mmattn.layers.checks import check_positive, check_shares
+from mmattn.layers.quantized import KeepsQuantization
 from mmattn.layers.seeds import part_seed
 
 POOLINGS = ("mean", "max", "first")
 
 
 @keras.saving.register_keras_serializable(package="mmattn")
-class EncoderClassifier(keras.Model):
+class EncoderClassifier(KeepsQuantization, keras.Model):
     """One vector of all that an encoder gives, and from it the scores of the classes.
 
     Args:
@@ -112,7 +113,7 @@ class EncoderClassifier(keras.Model):
 
 
 @keras.saving.register_keras_serializable(package="mmattn")
-class MaskedLanguageModel(keras.Model):
+class MaskedLanguageModel(KeepsQuantization, keras.Model):
     """An encoder of tokens that says which token stood at each place, from both its sides.
 
     What the encoder gives goes through a dense layer and a norm, and is compared with the encoder's own table of

@@ -7,11 +7,12 @@ from typing import Any
 
 import keras
 
+from mmattn.layers.quantized import KeepsQuantization
 from mmattn.model import LanguageModel
 
 
 @keras.saving.register_keras_serializable(package="mmattn")
-class StreamModel(keras.Model):
+class StreamModel(KeepsQuantization, keras.Model):
     """Trains a language model whose decoder remembers, on batches such as those of `mmattn.data.streams`.
 
     Between the batches the decoder's state lies in variables that are not trained. So a checkpoint of this model has

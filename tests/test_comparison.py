@@ -27,6 +27,8 @@ from mmattn.encoders.text import TextEncoder
 from mmattn.metrics.translation import bleu_interval, translation_scores
 from mmattn.model import EncoderDecoder
 from mmattn.preprocess.text import Tokenizer
+from mmattn.tasks.translation import TranslationScoring
+from mmattn.training.validation import Prediction
 
 # In place of Python: does with a run folder what a training does, as told by the file `how`.
 TRAINING = """#!{python}
@@ -140,6 +142,30 @@ def test_the_report_has_the_scores_their_intervals_and_who_is_missing(tmp_path: 
     assert page.count("data:image/png;base64,") == 4 and "A | title" in page and "&lt;" not in page
     for name in ("bleu.png", "bleu_by_length.png", "growth.png", "validation_bleu.png"):
         assert (tmp_path / "made" / name).stat().st_size > 2000 and f"({name})" in text
+
+
+def test_the_report_scores_segmented_and_detokenized_text_as_the_runs_do(tmp_path: Path) -> None:
+    references = [["a man in a re@@ d shirt stan@@ ds here ."], ["the dog does n't run over green grass ."]] * 12
+    texts = ["a man in a red shirt stands here .", "a dog does n't run over green grass ."] * 12
+    for options, tokenizer in (
+        ({"tokenize": "none", "lowercase": False, "detokenize": None}, {"joiner": "@@"}),
+        ({"tokenize": "13a", "lowercase": True, "detokenize": "en", "joiner": "@@"}, {}),
+    ):
+        scored = TranslationScoring(**{"joiner": "@@", **options})
+        predictions = [Prediction(str(i), *pair, 1.0) for i, pair in enumerate(zip(texts, references, strict=True))]
+        expected = scored(predictions)["bleu"]
+        config = {"scoring": {"_target_": "x", **options}, "tokenizer": tokenizer, "fit": {"monitor": "bleu"}}
+        member = _member("one", texts, references, config)
+        text = write_report(tmp_path, "t", [member]).read_text()
+        assert f"| one | {expected:.2f} |" in text and 30 < expected < 99
+
+
+def test_captioners_have_a_table_of_their_own(tmp_path: Path) -> None:
+    scores = {"bleu4": 21.536, "cider_d": 0.5204, "rouge_l": 0.463}
+    results = {"test": scores, "test_shuffled": {"bleu4": 5.67}}
+    member = Member("lstm", None, 48.0, None, {"fit": {"monitor": "cider_d"}}, results, [{"id": "1"}])
+    text = write_report(tmp_path, "t", [member]).read_text()
+    assert "| lstm | 21.54 | 0.520 | 0.463 | 5.67 | 48 |" in text and "## Translation" not in text
 
 
 def test_a_report_of_nothing_finished_says_so(tmp_path: Path) -> None:

@@ -288,3 +288,10 @@ def test_own_files_need_only_their_names(tmp_path):
     options = f"path={tmp_path}/t.tsv", "shares=[1,0,0]", "problems=skip", "reverse=true"
     source = hydra_config().instantiate(configured("tsv", *options)["train"])
     assert pairs(source) == [("eins", "one")] and len(source.skipped) == 1
+
+
+def test_a_file_too_small_for_its_splits_says_what_would_help(tmp_path):
+    (tmp_path / "few.tsv").write_text("a\tb\n")
+    with pytest.raises(ValueError, match="A small file needs larger shares"):
+        for split in ("train", "valid", "test"):
+            TsvSource(tmp_path / "few.tsv", split=split)

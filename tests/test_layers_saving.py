@@ -16,13 +16,18 @@ from arrays import numbers
 from keras import ops
 
 import mmattn.layers
-from mmattn.decoders import TransformerDecoder
+from mmattn.decoders import RecurrentDecoder, TransformerDecoder
+from mmattn.encoders.image import VisionTransformer
 from mmattn.encoders.text import TextEncoder
+from mmattn.heads import EncoderClassifier, MaskedLanguageModel
 from mmattn.layers import (
+    AdditiveAttention,
     CrossAttention,
     FeedForward,
     GroupedQueryAttention,
     MultiHeadAttention,
+    MultiplicativeAttention,
+    PatchEmbedding,
     SelfAttention,
     TransformerDecoderBlock,
     TransformerEncoderBlock,
@@ -329,3 +334,37 @@ def test_whole_models_reload_quantized(tmp_path):
         model.save(tmp_path / f"{name}.keras")
         again = keras.models.load_model(tmp_path / f"{name}.keras")
         np.testing.assert_array_equal(ops.convert_to_numpy(again(taken)), expected)
+
+
+def parts_with_dense_layers():
+    """Each layer and model that makes dense layers itself, and what it is called with."""
+    ids, sources = np.array([[2, 7, 8]], "int32"), {"source_ids": np.array([[4, 5, 6, 0]], "int32")}
+    x, memory = drawn((B, T, D), (B, S, D))
+    pixels = {"pixels": np.arange(2 * 16 * 16 * 3).reshape(2, 16, 16, 3).astype("uint8")}
+    sizes = {"vocabulary_size": 11, "hidden_dim": D, "num_layers": 1}
+    vision = VisionTransformer((16, 16), patch_size=8, hidden_dim=D, num_layers=1, num_heads=2)
+    yield "patches", PatchEmbedding(patch_size=8, hidden_dim=D), (np.ones((2, 16, 16, 3), "float32"),)
+    yield "additive", AdditiveAttention(units=8), (x, memory)
+    yield "general", MultiplicativeAttention("general"), (x, memory)
+    yield "recurrent", RecurrentDecoder(**sizes, attention="bahdanau", embedding_dim=4), (ids, memory[:1])
+    yield "classifier", EncoderClassifier(vision, num_classes=8), (pixels,)
+    yield "masked", MaskedLanguageModel(TextEncoder(**sizes, num_heads=2)), (sources,)
+
+
+@pytest.mark.parametrize("name, part, arguments", list(parts_with_dense_layers()), ids=lambda part: str(part)[:12])
+def test_whatever_makes_dense_layers_reloads_quantized(name, part, arguments, tmp_path):
+    """Alone where it is a model, else behind inputs of its own."""
+    if isinstance(part, keras.Model):
+        model, given = part, arguments[0]
+        model(given)
+    else:
+        inputs = [keras.Input(array.shape[1:], dtype=str(array.dtype)) for array in arguments]
+        outputs = keras.tree.flatten(part(*inputs))[0]
+        model, given = keras.Model(inputs, outputs), list(arguments)
+    before = ops.convert_to_numpy(model(given))
+    model.quantize("int8")
+    expected = ops.convert_to_numpy(model(given))
+    assert np.abs(expected - before).max() > 0
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(ops.convert_to_numpy(again(given)), expected)

@@ -218,3 +218,9 @@ def test_pixels_that_were_scaled_already_are_refused():
 def test_impossible_vision_transformers_are_refused_in_words(options):
     with pytest.raises(ValueError, match=r"Received|Heads that fit"):
         VisionTransformer((16, 24), **{"patch_size": 8, "hidden_dim": 8, "num_layers": 1, "num_heads": 2, **options})
+
+
+def test_an_encoder_without_a_mask_is_refused_in_words():
+    model = EncoderDecoder(keras.layers.Identity(), TransformerDecoder(11, hidden_dim=8, num_layers=1, num_heads=2))
+    with pytest.raises(ValueError, match=r"An encoder gives two arrays, .* gave dict"):
+        model.encode({"x": np.ones((1, 3, 8), "float32")})

@@ -46,7 +46,7 @@ ALLOWED = {
     "training": ["model", "decoding", "metrics", "bundle"],
     "pictures": ["preprocess"],
     "inference": ["bundle", "pictures"],
-    "comparison": ["inference", "training"],
+    "comparison": ["tasks"],
     "tasks": ["data", "encoders", "inference", "stream_model", "training"],
     "memory": [],
     "cli": ["data", "inference", "memory", "training"],

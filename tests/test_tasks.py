@@ -8,10 +8,13 @@ import re
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from experiments import diversify, evaluate, train
 from mmattn import Translator, Writer, metrics
+from mmattn.bundle import load_bundle
+from mmattn.data.pairs import ParallelSource
 from mmattn.preprocess.text import Tokenizer
 from mmattn.tasks.translation import TranslationScoring
 from mmattn.training.checkpoint import CheckpointFolder, read
@@ -376,3 +379,45 @@ def test_with_accumulated_gradients_the_schedule_still_ends_with_the_run(folder,
     (made,) = (tmp_path / "runs").iterdir()
     rates = [line["learning_rate"] for line in lines_of(made / "metrics.jsonl")]
     assert rates[0] > 3e-3 / 4 and rates[1] < 3e-3 / 100  # half-way down after half of the batches, not at the end
+
+
+def test_the_perplexity_of_the_references_is_that_of_each_pair_alone(translation):
+    """One pair at a time, without padding, in float64."""
+    results = json.loads((translation / "results.json").read_text())
+    bundle = load_bundle(translation / "bundle")
+    predictions = lines_of(translation / "predictions.jsonl")
+    sources = (translation / "config.yaml").read_text()
+    root = re.search(r"root: (\S*pairs\S*)", sources)[1]
+    source = ParallelSource(f"{root}/test.en", f"{root}/test.de")
+    total = count = 0.0
+    for index in range(len(predictions)):
+        ids = [*(bundle.source_tokenizer or bundle.tokenizer).encode(source[index]["source"]), 3]
+        labels = [*bundle.tokenizer.encode(source[index]["targets"][0]), 3]
+        if max(len(ids), len(labels)) > bundle.generation["max_source_length"]:
+            continue
+        inputs = {"source_ids": np.array([ids], "int32"), "target_ids": np.array([[2, *labels[:-1]]], "int32")}
+        logits = np.asarray(bundle.model(inputs), "float64")[0]
+        logs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        total -= logs[np.arange(len(labels)), labels].sum()
+        count += len(labels)
+    assert results["perplexity_tokens"] == count
+    assert results["perplexity"] == pytest.approx(np.exp(total / count), rel=1e-4)
+
+
+def test_a_run_says_its_limits_its_faulty_lines_and_that_it_cannot_write_yet(folder, tmp_path, capsys):
+    (tmp_path / "broken.tsv").write_text("a dog\tein Hund\nno tab\n" + "".join(f"a {i}\tein {i}\n" for i in range(90)))
+    overrides = [*QUICK, "experiment=pairs", f"data.path={tmp_path}/broken.tsv", "data.problems=skip"]
+    assert train.main([*overrides, "size.epochs=1", f"run.root={tmp_path}/runs"]) == 0
+    out = capsys.readouterr().out
+    assert "Faulty lines left out: 1, see rejected.jsonl." in out
+    assert re.search(r"Limited by `limit`: 24 of \d+ train records", out)
+    assert "No validation has scored more than 0" in out
+
+
+def test_an_evaluation_that_had_to_cut_says_why_it_ends_with_1(translation, tmp_path, capsys):
+    (tmp_path / "long.tsv").write_text(f"{'dog ' * 200}\t{'Hund ' * 200}\na dog\tein Hund\n", encoding="utf-8")
+    bundle = f"bundle={translation / 'bundle'}"
+    assert evaluate.main([bundle, "data=tsv", f"data.path={tmp_path}/long.tsv", "split=all"]) == 1
+    assert "exit code 1 because 1 records could not be read whole" in capsys.readouterr().err
+    assert evaluate.main([bundle]) == 2
+    assert "data=... chooses another source" in capsys.readouterr().err

@@ -203,6 +203,8 @@ def test_reports_can_be_read_and_set_side_by_side():
 
 
 def test_an_unknown_law_or_too_short_a_length_is_refused():
+    with pytest.raises(ValueError, match=r"a function that makes one\. Received 3"):
+        check_attention(3)
     with pytest.raises(ValueError, match=r"no law 'casual'.*causal"):
         check_attention(MultiHeadAttention(2, 4), laws=["casual"])
     with pytest.raises(ValueError, match=r"at least 3.*Received length=2"):

@@ -333,6 +333,15 @@ def test_early_stop_and_its_count_survive_a_kill(tmp_path):
     assert states["whole"].stopped and states["whole"].step == 3 * STEPS and states["whole"].best_step == STEPS
 
 
+def test_of_equal_scores_the_later_weights_win_and_patience_still_counts(tmp_path):
+    """A small model may score 0 again and again, and has learned meanwhile."""
+    run = Run(tmp_path / "run", epochs=20, patience=2)
+    run.loop.validate = lambda step: {"score": 0.0}
+    state = run.run()
+    assert state.stopped and state.step == state.best_step == 3 * STEPS and state.waited == 2
+    assert read(tmp_path / "run" / "best.npz")[1]["step"] == 3 * STEPS
+
+
 def test_run_that_has_ended_trains_no_further(whole, tmp_path):
     folder = tmp_path / "again"
     shutil.copytree(whole, folder)

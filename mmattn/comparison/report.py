@@ -13,6 +13,7 @@ from mmattn.comparison.page import Page
 from mmattn.inference import Translator
 from mmattn.metrics.bootstrap import Interval
 from mmattn.metrics.translation import bleu_interval
+from mmattn.tasks.translation import TranslationScoring
 from mmattn.training.checkpoint import atomic_file
 
 BINS = ((1, 8), (9, 12), (13, 16), (17, 24), (25, 1000))  # words of a source
@@ -45,9 +46,12 @@ def write_report(
     for paragraph in about:
         page.text(paragraph)
     done = [member for member in members if member.finished]
-    translators = [member for member in done if member.predictions]
+    translators = [member for member in done if "bleu" in member.results.get("test", {})]
     if translators:
         _translation(page, folder, translators, sources, sentence)
+    captioners = [member for member in done if "bleu4" in member.results.get("test", {})]
+    if captioners:
+        _captions(page, captioners)
     models = [member for member in done if "loss" in member.results.get("test", {})]
     if models:
         _language(page, models)
@@ -102,19 +106,25 @@ def _translation(
 
 
 def _bleu(member: Member, against: Member | None = None, ids: set[str] | None = None) -> Interval:
+    """BLEU as the run has scored it, of some sentences, or its difference from another member's."""
     chosen = [p for p in member.predictions if ids is None or p["id"] in ids]
-    scoring = member.config["scoring"]
     theirs = None
     if against is not None:
-        texts = {p["id"]: p["text"] for p in against.predictions}
-        chosen = [p for p in chosen if p["id"] in texts]
-        theirs = [texts[p["id"]] for p in chosen]
-    joiner = member.config["tokenizer"].get("joiner") or scoring.get("joiner")
-    references = [[r.replace(f"{joiner} ", "") if joiner else r for r in p["references"]] for p in chosen]
+        made = {p["id"]: p["text"] for p in against.predictions}
+        chosen = [p for p in chosen if p["id"] in made]
+        theirs, _ = _scoring(against).prepared([made[p["id"]] for p in chosen], [p["references"] for p in chosen])
+    scoring = _scoring(member)
+    texts, references = scoring.prepared([p["text"] for p in chosen], [p["references"] for p in chosen])
     return bleu_interval(
-        [p["text"] for p in chosen], references, against=theirs, tokenize=scoring["tokenize"],
-        lowercase=scoring["lowercase"], resamples=1 if ids is not None else 1000,
+        texts, references, against=theirs, tokenize=scoring.tokenize, lowercase=scoring.lowercase,
+        resamples=1 if ids is not None else 1000,
     )  # fmt: skip
+
+
+def _scoring(member: Member) -> TranslationScoring:
+    options = {name: value for name, value in member.config["scoring"].items() if name != "_target_"}
+    joiner = options.pop("joiner", None) or member.config["tokenizer"].get("joiner")
+    return TranslationScoring(**options, joiner=joiner)
 
 
 def _pair(worse: Member, better: Member) -> tuple[str, ...]:
@@ -169,6 +179,16 @@ def _language(page: Page, members: Sequence[Member]) -> None:
         rows.append((member.name, f"{test['loss']:.4f}", f"{test['perplexity']:.3f}", f"{test['bits_per_token']:.4f}",
                      *costs))  # fmt: skip
     page.table(("model", "loss, nats a token", "perplexity", "bits a token", "parameters", "minutes"), rows)
+
+
+def _captions(page: Page, members: Sequence[Member]) -> None:
+    page.heading("Captions")
+    rows = []
+    for member in members:
+        test, shuffled = member.results["test"], member.results.get("test_shuffled", {})
+        scores = [f"{test['bleu4']:.2f}", f"{test['cider_d']:.3f}", f"{test['rouge_l']:.3f}"]
+        rows.append((member.name, *scores, _number(shuffled.get("bleu4"), ".2f"), f"{member.minutes:.0f}"))
+    page.table(("model", "BLEU-4", "CIDEr-D", "ROUGE-L", "pictures shuffled", "minutes"), rows)
 
 
 def _curves(page: Page, folder: Path, members: Sequence[Member]) -> None:

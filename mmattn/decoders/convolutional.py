@@ -12,11 +12,12 @@ from mmattn.layers.checks import check_positive, check_shares
 from mmattn.layers.convolution import EMBEDDING_DEVIATION
 from mmattn.layers.multi_step_attention import sources
 from mmattn.layers.positions import LearnedPositions, added_positions
+from mmattn.layers.quantized import KeepsQuantization
 from mmattn.layers.seeds import part_seed
 
 
 @keras.saving.register_keras_serializable(package="mmattn")
-class ConvolutionalDecoder(keras.layers.Layer):
+class ConvolutionalDecoder(KeepsQuantization, keras.layers.Layer):
     """Embedded tokens, causal gated convolutions with an attention after each, the embedding table as output layer.
 
     The paper's output layer is a matrix of its own; here it is the table, as in the other decoders.

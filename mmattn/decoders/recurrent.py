@@ -12,11 +12,12 @@ from keras import ops
 
 from mmattn.layers import AttentiveStack, TokenEmbedding
 from mmattn.layers.checks import check_positive, check_shares
+from mmattn.layers.quantized import KeepsQuantization
 from mmattn.layers.seeds import part_seed
 
 
 @keras.saving.register_keras_serializable(package="mmattn")
-class RecurrentDecoder(keras.layers.Layer):
+class RecurrentDecoder(KeepsQuantization, keras.layers.Layer):
     """Embedded tokens, the layers and attention of `mmattn.layers.AttentiveStack`, and scores of the next token.
 
     It holds sequence to sequence learning as it was before the Transformer: `attention=None, input_feeding=False` with

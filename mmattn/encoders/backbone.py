@@ -17,11 +17,12 @@ from keras import ops
 from mmattn.encoders.pixels import check_pixel_range
 from mmattn.layers import LearnedPositions, TransformerEncoderBlock
 from mmattn.layers.checks import check_heads, check_positive, check_shares
+from mmattn.layers.quantized import KeepsQuantization
 from mmattn.layers.seeds import part_seed
 
 
 @keras.saving.register_keras_serializable(package="mmattn")
-class BackboneEncoder(keras.layers.Layer):
+class BackboneEncoder(KeepsQuantization, keras.layers.Layer):
     """A backbone, a projection to D, a learned position for each patch, and encoder blocks if wanted.
 
     Args:

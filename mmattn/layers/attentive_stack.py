@@ -12,6 +12,7 @@ from keras import ops
 
 from mmattn import backend
 from mmattn.layers.masks import check_padding
+from mmattn.layers.quantized import KeepsQuantization
 from mmattn.layers.recurrent_stack import RecurrentStack
 from mmattn.layers.seeds import part_seed
 from mmattn.layers.single_head import AdditiveAttention, MultiplicativeAttention
@@ -20,7 +21,7 @@ ATTENTIONS = ("bahdanau", "luong_dot", "luong_general", "luong_concat")
 
 
 @keras.saving.register_keras_serializable(package="mmattn")
-class AttentiveStack(keras.layers.Layer):
+class AttentiveStack(KeepsQuantization, keras.layers.Layer):
     """Recurrent layers over embedded words, an attention, and the readout: one vector of all that is known at a place.
 
     What each layer starts from is a dense layer of the memory's mean: every encoder has one, so that words and patches

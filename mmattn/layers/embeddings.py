@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from mmattn.layers.checks import check_positive
+from mmattn.layers.quantized import KeepsQuantization
 
 
 @keras.saving.register_keras_serializable(package="mmattn")
@@ -95,7 +96,7 @@ class TokenEmbedding(keras.layers.Layer):
 
 
 @keras.saving.register_keras_serializable(package="mmattn")
-class PatchEmbedding(keras.layers.Layer):
+class PatchEmbedding(KeepsQuantization, keras.layers.Layer):
     """Cuts an image into square patches and projects each to one vector, row by row.
 
     Args:

@@ -17,11 +17,12 @@ from keras import ops
 from mmattn import backend
 from mmattn.layers.convolution import HALF, WeightNormConvolution
 from mmattn.layers.masks import check_padding
+from mmattn.layers.quantized import KeepsQuantization
 from mmattn.layers.single_head import MultiplicativeAttention
 
 
 @keras.saving.register_keras_serializable(package="mmattn")
-class MultiStepAttention(keras.layers.Layer):
+class MultiStepAttention(KeepsQuantization, keras.layers.Layer):
     """Adds to each place what it finds in the source: one layer's step of several.
 
     Call arguments:

@@ -16,11 +16,12 @@ from keras import ops
 from mmattn.layers.checks import check_positive
 from mmattn.layers.dot_product import HIDDEN, Scoring, softmax, wide_of
 from mmattn.layers.masks import check_padding
+from mmattn.layers.quantized import KeepsQuantization
 
 SCORES = ("dot", "general")
 
 
-class SingleHeadAttention(keras.layers.Layer):
+class SingleHeadAttention(KeepsQuantization, keras.layers.Layer):
     """What the layers below share: all but how a query and a key become a score.
 
     A subclass has `keys(memory (B, S, D'))`, which is computed once for all queries, and

@@ -177,7 +177,7 @@ class TranslationScoring(Scoring):
     ) -> None:
         super().__init__("targets", SCORES, self._score)
         self.tokenize, self.lowercase, self.detokenize, self.joiner = tokenize, lowercase, detokenize, joiner
-        self._found(*self._prepared(["a"], [["a"]]))  # what is unknown or not installed is refused here
+        self._found(*self.prepared(["a"], [["a"]]))  # what is unknown or not installed is refused here
 
     def joining(self, tokenizer: Tokenizer) -> TranslationScoring:
         """The same for references that are segmented as the tokenizer wants its text."""
@@ -185,18 +185,19 @@ class TranslationScoring(Scoring):
 
     def signed(self, predictions: list[Prediction]) -> dict[str, Any]:
         """sacrebleu's line and signatures, for the record."""
-        texts, references = self._prepared([p.text for p in predictions], [p.references for p in predictions])
+        texts, references = self.prepared([p.text for p in predictions], [p.references for p in predictions])
         found = self._found(texts, references)
         return {"bleu_line": found["bleu_line"], "signatures": found["signatures"]}
 
     def _score(self, texts: list[str], references: list[list[str]]) -> dict[str, float]:
-        texts, references = self._prepared(texts, references)
+        texts, references = self.prepared(texts, references)
         found = self._found(texts, references)
         fold = str.lower if self.lowercase else str
         equal = [fold(text) in map(fold, several) for text, several in zip(texts, references, strict=True)]
         return {**{name: found[name] for name in SCORES if name in found}, "exact": sum(equal) / len(equal)}
 
-    def _prepared(self, texts: list[str], references: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    def prepared(self, texts: list[str], references: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+        """What is compared: both as sacrebleu gets them."""
         if self.joiner is not None:
             references = [[text.replace(f"{self.joiner} ", "") for text in several] for several in references]
         if self.detokenize is not None:

@@ -123,6 +123,19 @@ def test_batch_k_depends_on_k_alone_and_a_pass_follows_the_other():
     assert inputs["reset"].dtype == bool
 
 
+def test_rows_begin_anew_by_chance_in_training_alone():
+    made = streams(["".join(PARTS) * 40], restarts=0.3)
+    steps = made.steps_per_epoch
+    batches = list(itertools.islice(made.iterate(), steps))
+    resets = np.array([inputs["reset"] for inputs, *_ in batches[1:-1]])
+    assert resets.size > 100 and 0.2 < resets.mean() < 0.4 and (resets[0] != resets[1:]).any(axis=1).mean() > 0.5
+    for inputs, *_ in batches:
+        assert (inputs["target_ids"][inputs["reset"], 0] == 2).all()
+    for one, two in zip(batches[3:], made.iterate(3), strict=False):
+        assert same(one, two)
+    assert [inputs["reset"].any() for inputs, *_ in made.one_pass()] == [True] + [False] * (steps - 1)
+
+
 def test_one_stream_is_the_text_itself():
     batches = list(streams().one_pass(batch_size=1))
     assert len(batches) == -(-len(TEXT) // 4)
@@ -138,6 +151,7 @@ def test_the_fingerprint_tells_other_batches_apart():
         streams(PARTS, length=5),
         streams(PARTS, bos_id=None),
         streams(PARTS, documents=True),
+        streams(PARTS, restarts=0.1),
         streams([*PARTS, "x"]),
     ]
     assert len({each.fingerprint() for each in [plain, *others]}) == 1 + len(others)
@@ -147,6 +161,7 @@ def test_impossible_streams_are_refused():
     for options, message in (
         ({"length": 0}, "length=0 is too small"),
         ({"batch_size": 0}, "batch_size=0"),
+        ({"restarts": 1.5}, "restarts=1.5 is a probability"),
         ({"texts": [""]}, "needs a text of one token; the source has 0 in 1"),
         ({"texts": ["a"], "bos_id": None}, "needs a text of two tokens; the source has 1 in 1"),
         ({"texts": []}, "needs a text of one token"),

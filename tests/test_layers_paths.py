@@ -22,7 +22,7 @@ from keras import ops
 
 from mmattn import backend
 from mmattn.layers import MultiHeadAttention, SelfAttention, attention, explain_path
-from mmattn.layers.chunked import block_rows, chunked
+from mmattn.layers.chunked import block_sizes, chunked
 from mmattn.layers.dot_product import Scoring, explicit, fused
 from mmattn.layers.paths import choose_path
 from mmattn.layers.sight import Sight
@@ -50,6 +50,7 @@ class Case:
     Attributes:
         dense: which axes of (B, H, T) a dense mask has; None: there is none.
         rows: of a block of the chunked path; None: its own choice.
+        together: key heads of a block, where rows is given.
     """
 
     batch: int = 1
@@ -65,7 +66,12 @@ class Case:
     soft_cap: float | None = None
     sloped: bool = False
     rows: int | None = 2
+    together: int = 1
     seed: int = 0
+
+    @property
+    def sizes(self) -> tuple[int, int] | None:
+        return None if self.rows is None else (self.together, self.rows)
 
     @property
     def scoring(self) -> Scoring:
@@ -119,7 +125,7 @@ class Case:
         def run(query: Any, key: Any, value: Any, *masks: Any) -> Any:
             given = query, key, value, self.sight(*masks), self.scoring
             if path == "chunked":
-                found = chunked(*given, rows=self.rows)
+                found = chunked(*given, sizes=self.sizes)
             else:
                 found = (explicit if path == "explicit" else fused)(*given)
             return found if whole else found.heads
@@ -145,6 +151,7 @@ def cases(draw: Any) -> Case:
         soft_cap=draw(st.sampled_from([None, None, 1.5])),
         sloped=draw(st.sampled_from([False, False, True])),
         rows=draw(st.sampled_from([2, 3, 16])),
+        together=draw(st.sampled_from([1, 1, 2, 3])),
         seed=draw(st.integers(0, 999)),
     )
 
@@ -157,8 +164,10 @@ CORNERS = {
     "window, more queries than keys": Case(window=2, targets=6, sources=2),
     "one query": Case(targets=1, keys=True, causal=True, dense=(True, True, False)),
     "one key": Case(sources=1, targets=4, dense=(True, False, True)),
-    "masks of queries": Case(queries=True, batch=2, rows=16),
+    "masks of queries": Case(queries=True, batch=2, rows=16, together=3),
     "a mask of each head": Case(heads=4, dense=(False, True, True), rows=3),
+    "a mask of each head, heads together": Case(batch=2, heads=4, groups=2, dense=(True, True, True), together=3),
+    "slopes, heads together": Case(batch=2, heads=4, groups=4, sloped=True, keys=True, queries=True, together=3),
     "one mask for all": Case(batch=2, dense=(False, False, False), soft_cap=1.5),
     "all at once": Case(2, 4, 2, 6, 5, True, 4, True, True, (True, True, True), 1.5, True),
 }  # fmt: skip
@@ -490,7 +499,7 @@ def test_a_layer_in_mixed_precision_is_near_float32(flash, policy):
 RATE = 0.4
 DROPPED = {
     "padding": Case(keys=True, batch=2, heads=4, groups=1, rows=3),
-    "causal": Case(causal=True, targets=5, sources=6),
+    "causal": Case(causal=True, targets=5, sources=6, heads=4, batch=2, together=3),
     "window": Case(window=2, targets=6, sources=6, soft_cap=1.5, sloped=True),
 }
 
@@ -504,26 +513,35 @@ def dropping(case: Case) -> Callable[..., Any]:
 
     def run(query: Any, key: Any, value: Any, *masks: Any) -> Any:
         *masks, seed = masks
-        return chunked(query, key, value, case.sight(*masks), case.scoring, RATE, seed, case.rows).heads
+        return chunked(query, key, value, case.sight(*masks), case.scoring, RATE, seed, case.sizes).heads
 
     return run
 
 
 def dropping_explicitly(case: Case) -> Callable[..., Any]:
     """The same by all weights at once, of which those go that each block draws for the keys in its reach."""
+    pairs = case.batch * case.groups
 
     def run(query: Any, key: Any, value: Any, *masks: Any) -> Any:
         *masks, seed = masks
         sight = case.sight(*masks)
 
         def drop(weights: Any) -> Any:
+            pieces, count = (
+                -(-n // of) for n, of in zip((pairs, case.targets), (case.together, case.rows), strict=True)
+            )
             drawn = []
-            for number, first in enumerate(range(0, case.targets, case.rows)):
-                last = min(case.targets, first + case.rows)
-                low, high = sight.reach(first, last) if sight.is_placed else (0, case.sources)
-                block = backend.random_uniform((case.batch, case.heads, case.rows, high - low), seed, number)
-                drawn.append(ops.pad(block[:, :, : last - first], [(0, 0)] * 3 + [(low, case.sources - high)]))
-            return ops.where(ops.concatenate(drawn, axis=2) < RATE, ops.zeros_like(weights), weights / (1 - RATE))
+            for piece in range(pieces):
+                rows = []
+                for number in range(count):
+                    first, last = number * case.rows, min(case.targets, (number + 1) * case.rows)
+                    low, high = sight.reach(first, last) if sight.is_placed else (0, case.sources)
+                    sizes = case.together, case.heads // case.groups, case.rows, high - low
+                    block = backend.random_uniform(sizes, seed, piece * count + number)
+                    rows.append(ops.pad(block[:, :, : last - first], [(0, 0)] * 3 + [(low, case.sources - high)]))
+                drawn.append(ops.concatenate(rows, axis=2))
+            all_drawn = ops.reshape(ops.concatenate(drawn)[:pairs], ops.shape(weights))
+            return ops.where(all_drawn < RATE, ops.zeros_like(weights), weights / (1 - RATE))
 
         return explicit(query, key, value, sight, case.scoring, dropout=drop).heads
 
@@ -604,12 +622,16 @@ def test_one_trace_of_the_chunked_path_serves_every_length(jit, monkeypatch):
 
 
 def test_blocks_fill_the_room_they_have():
-    for batch, heads, targets, sources in itertools.product((1, 64), (1, 8), (1, 5, 1000, 10**5), (1, 7, 10**6)):
-        rows = block_rows(batch, heads, targets, sources)
-        assert 1 <= rows <= targets and (rows <= 16 or batch * heads * rows * sources <= 2**22)
-        more = min(rows + 16, targets)
-        assert more == rows or batch * heads * more * sources > 2**22  # no block is smaller than it has to be
-        assert int(block_rows(batch, heads, ops.convert_to_tensor(targets), sources)) == rows
+    for heads, shared, targets, sources in itertools.product((1, 512), (1, 8), (1, 5, 1000, 10**5), (1, 7, 10**6)):
+        together, rows = block_sizes(heads, shared, targets, sources)
+        of_query, room = shared * sources, 3 * 2**20
+        assert 1 <= rows <= targets and (rows <= 16 or together * rows * of_query <= room)
+        assert 1 <= together <= heads and (together == 1 or rows == targets)
+        count, fitting = -(-targets // rows), max(16, room // of_query // 16 * 16)
+        assert count == -(-targets // fitting) and count * rows - targets < 16 * count  # no more blocks than have to be
+        assert together == heads or rows < targets or (together + 1) * targets * of_query > room
+        sizes = block_sizes(ops.convert_to_tensor(heads), shared, ops.convert_to_tensor(targets), sources)
+        assert tuple(map(int, sizes)) == (together, rows)
 
 
 KERNEL, WITHOUT = "", "there is no kernel"

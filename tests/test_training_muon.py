@@ -72,7 +72,16 @@ def test_of_an_attention_s_variables_those_with_two_axes_count_as_matrices_too()
     layer = SelfAttention(2, 4, positions="transformer_xl")
     layer.build((None, None, 8))
     left = {v.path.split("/", 1)[1] for v in layer.trainable_variables if Muon(RATE)._should_use_adamw(v)}
-    assert left == {"attention_output/bias", "positions/kernel"}
+    assert left == {"attention_output/bias", "positions/content_bias", "positions/place_bias"}
+
+
+def test_gates_and_recurrent_kernels_are_matrices_and_their_biases_are_not():
+    attention, cell = SelfAttention(2, 4, use_gate=True), keras.layers.GRUCell(3)
+    attention.build((None, None, 8))
+    cell.build((None, 4))
+    variables = [*attention._gate_dense.trainable_variables, *cell.trainable_variables]
+    left = {v.path.split("/", 1)[1] for v in variables if Muon(RATE)._should_use_adamw(v)}
+    assert left == {"bias"}, left
 
 
 def test_optimizer_is_the_same_after_its_configuration():

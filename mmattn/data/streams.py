@@ -21,7 +21,8 @@ class StreamBatches:
 
     Row b goes through the segments from the whole part of b N / B on, to those of row b + 1. Where it begins, at the
     first batch of each pass, and where a document begins, `reset` is True and bos is read; what the model remembers of
-    that row has nothing to do with it. Batch k is a function of k alone; nothing is shuffled.
+    that row has nothing to do with it. In training (`iterate`) a row also begins anew by chance, since a model that
+    has always read something before does not know how to begin. Batch k is a function of k alone; nothing is shuffled.
 
     Args:
         source: Random access to records with `text`.
@@ -30,6 +31,7 @@ class StreamBatches:
         length: T, labels of a segment.
         documents: Whether each record is a text for itself.
         bos_id: The id that begins a text, or None.
+        restarts: With what probability a row begins anew where it need not.
 
     Attributes:
         num_tokens: Tokens of all texts.
@@ -53,11 +55,15 @@ class StreamBatches:
         length: int,
         documents: bool = False,
         bos_id: int | None = 2,
+        restarts: float = 0.0,
     ):
         for name, value in (("batch_size", batch_size), ("length", length)):
             if value < 1:
                 raise ValueError(f"{name}={value} is too small: at least 1.")
+        if not 0.0 <= restarts <= 1.0:
+            raise ValueError(f"restarts={restarts} is a probability, 0 to 1.")
         self.source = source
+        self.restarts = restarts
         self.batch_size = batch_size
         self.length = length
         self.documents = documents
@@ -75,7 +81,7 @@ class StreamBatches:
 
     def fingerprint(self) -> str:
         """Of everything that decides the batches."""
-        rule = ["streams", self.batch_size, self.length, self.bos_id]
+        rule = ["streams", self.batch_size, self.length, self.bos_id, self.restarts]
         return fingerprint_of(rule, [self._read, self._told, self._real, self._begins])
 
     @property
@@ -99,15 +105,16 @@ class StreamBatches:
 
     def _stream(self, number: int) -> Iterator[Batch]:
         while True:
-            yield self._batch(number % self.steps_per_epoch, self.batch_size)
+            anew = np.random.default_rng(number).random(self.batch_size) < self.restarts
+            yield self._batch(number % self.steps_per_epoch, self.batch_size, anew)
             number += 1
 
-    def _batch(self, step: int, size: int) -> Batch:
+    def _batch(self, step: int, size: int, anew: np.ndarray | bool = False) -> Batch:
         bounds = np.arange(size + 1) * len(self._told) // size
         segments = bounds[:-1] + step
         there = segments < bounds[1:]  # a row may be one segment shorter than another
         segments = np.where(there, segments, 0)
-        reset = there & (self._begins[segments] | (step == 0))
+        reset = there & (self._begins[segments] | (step == 0) | anew)
         read, told, real = (
             np.where(there[:, None], part[segments], 0) for part in (self._read, self._told, self._real)
         )

@@ -165,6 +165,8 @@ class TransformerXLDecoder(TransformerDecoder):
         if reset is not None:
             lengths = ops.where(reset, 0, lengths)
         size = hidden[0].shape[1]
+        if size == 0:
+            return [None] * self.num_layers, lengths, None
         return list(hidden), lengths, ops.flip(length_mask(lengths, size), axis=1)
 
     def _length(self, memory_length: int | None) -> int:

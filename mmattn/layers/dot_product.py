@@ -62,12 +62,18 @@ class Scoring:
             return slopes
         return slopes * (1.0 - ops.square(products / self.soft_cap))
 
-    def placed(self, products: Any, sight: Sight, rows: Any, low: Any = 0, high: Any = None) -> Any:
-        """The scores: what depends on the places of the queries `rows` (N,) and keys low .. high is added."""
+    def placed(self, products: Any, sight: Sight, rows: Any, low: Any = 0, high: Any = None, heads: Any = None) -> Any:
+        """The scores: what depends on the places of the queries `rows` (N,) and keys low .. high is added.
+
+        `heads`, whole numbers (B, H), says which heads these are where it is not all of them in their order.
+        """
         if self.slopes is None:
             return products
         away = ops.cast(ops.abs(sight.distances(rows, low, high)), products.dtype)
-        return products - ops.convert_to_tensor(self.slopes, dtype=products.dtype)[:, None, None] * away
+        slopes = ops.convert_to_tensor(self.slopes, dtype=products.dtype)
+        if heads is not None:
+            slopes = ops.take(slopes, heads, axis=0)
+        return products - slopes[..., None, None] * away
 
 
 class Attended(NamedTuple):
@@ -208,9 +214,12 @@ def mixed(weights: Any, value: Any) -> Any:
 
 
 def gathered(weights: Any, rows: Any, groups: int) -> Any:
-    """What each key gets from all queries: `(B, H, N, S)`, `(B, H, N, V)` -> `(B, G, S, V)`."""
+    """What each key gets from all queries: `(B, H, N, S)`, `(B, H, N, V)` -> `(B, G, S, V)`.
+
+    The narrow array is the one to transpose: TensorFlow takes half the time for that.
+    """
     weights, rows = (_of_groups(array, groups) for array in (weights, rows))
-    return backend.matmul(weights, rows, transpose_a=True)
+    return ops.swapaxes(backend.matmul(rows, weights, transpose_a=True), -1, -2)
 
 
 def finite(array: Any) -> Any:

@@ -185,16 +185,18 @@ class ProjectedDistances(keras.layers.Layer):
 
 
 def _distances(sight: Sight) -> Any:
-    """All distances between a query and a key, the largest first: int32 (E,)."""
+    """All distances between a query and a key that it may see, the largest first: int32 (E,)."""
     last = sight.first_place + sight.targets - 1
-    return last - ops.arange(sight.targets + sight.sources - 1, dtype="int32")
+    after = 0 if sight.causal else sight.targets - 1
+    return last - ops.arange(sight.sources + after, dtype="int32")
 
 
 def _shifted(products: Any, sight: Sight) -> Any:
     """Of each query with each of `_distances` to each query with each key: `(B, H, T, E)` -> `(B, H, T, S)`.
 
     Query t wants the column of key s at s + (T - 1 - t), so each row starts one column further left than the last: that
-    is what rows of one number more give, cut anew (appendix B of the Transformer-XL paper).
+    is what rows of one number more give, cut anew (appendix B of the Transformer-XL paper). Under a causal mask E is S;
+    what then stands at the hidden keys belongs to the next row.
     """
     batch, heads, targets, distances = ops.shape(products)
     if isinstance(targets, int) and targets == 1:

@@ -17,8 +17,8 @@ class Muon(keras.optimizers.Muon):
 
     Keras' own leaves every kernel to AdamW that is not two-dimensional, and those of multi-head attention are (D, h, K)
     and (h, K, D). They are the matrices W^Q, W^K, W^V (D, h K) and W^O (h K, D) of the paper; here they are treated as
-    such. Whatever has two axes counts as a matrix, as with Keras, an attention's (h, K) biases and the tables of
-    relative positions included.
+    such, and Transformer-XL's projection of distances like them. Whatever else has two axes counts as a matrix, as with
+    Keras, an attention's (h, K) biases and the tables of relative positions included; other biases do not.
 
     Args: those of `keras.optimizers.Muon`.
 
@@ -59,11 +59,14 @@ def _matrix(shape: tuple[int, ...], path: str) -> tuple[int, int] | None:
 
     >>> _matrix((8, 2, 4), "self_attention/query/kernel"), _matrix((2, 4, 8), "attention_output/kernel")
     ((8, 8), (8, 8))
+    >>> _matrix((8, 2, 4), "self_attention/positions/kernel"), _matrix((2, 24), "gru_cell/bias")
+    ((8, 8), None)
     """
+    layer, name = ["", *path.split("/")][-2:]
+    projects = layer in ("query", "key", "value", "gate", "attention_output")
     if len(shape) == 2:
-        return shape[0], shape[1]
-    part = path.split("/")[-2:]
-    if len(shape) == 3 and part[0] in ("query", "key", "value", "attention_output") and part[1].startswith("kernel"):
-        merged = math.prod(shape[:2]) if part[0] == "attention_output" else shape[0]
+        return shape if projects or not name.endswith("bias") else None
+    if len(shape) == 3 and name.startswith("kernel") and (projects or layer == "positions"):
+        merged = math.prod(shape[:2]) if layer == "attention_output" else shape[0]
         return merged, math.prod(shape) // merged
     return None

@@ -14,17 +14,28 @@ if not __package__:  # run as a script
 
 from omegaconf import OmegaConf
 
-from mmattn.comparison import plots, read_member, write_report
+from mmattn.comparison import Member, plots, read_member, write_report
+from mmattn.comparison.costs import KINDS
 from mmattn.comparison.runner import MemberRun
 from mmattn.training.callbacks import Interrupted, StopSignals
 from mmattn.training.folder import RunFolderError, RunLock
 
 from .checks import check_keys
-from .config import ConfigProblem, compose, first_line, instantiate, override_keys, resolve, split_arguments
+from .config import (
+    ConfigProblem,
+    compose,
+    first_line,
+    in_quotes,
+    instantiate,
+    override_keys,
+    resolve,
+    split_arguments,
+)
 from .train import checked_config as checked_training
 
 KEYS = ("comparison_name", "title", "about", "sentence", "every", "members", "folder", "minutes", "only", "costs")
 COSTS = ("lengths", "rows", "repeats", "threads")
+PLACE = ("run.root", "run.name")  # of a member's run: the comparison's own
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,9 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         config = checked_config(cfg)
         folder = Path(config["folder"]).expanduser().resolve()
-        runs = member_runs(config, shared, folder, options.folders)
+        settings = member_settings(config, shared, options.folders)
         folder.mkdir(parents=True, exist_ok=True)
         with StopSignals(), RunLock(folder):
+            runs = member_runs(settings, folder)
             return compare(config, runs, folder, f"mmattn compare {shlex.join(arguments)}".strip())
     except ConfigProblem as error:
         for problem in error.problems:
@@ -59,22 +71,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compare(config: dict[str, Any], runs: list[MemberRun], folder: Path, command: str) -> int:
-    """Trains what is not finished, measures it, and writes the report after each member."""
-    costs = config["costs"]
-    options = [word for name, value in (costs or {}).items() if value is not None
-               for word in (f"--{name}", *map(str, value if isinstance(value, list) else [value]))]  # fmt: skip
-    report = _report(config, runs, folder, command)
+    """Trains what is not finished and measures it; the report is written anew whenever a member has changed."""
+    report = None
     for run in runs:
-        if config["only"] is not None and run.name not in config["only"]:
-            continue
-        if not run.finished:
-            say(f"{run.name}: {'continues' if run.run_folder else 'starts'}; its log is {run.folder / 'log.txt'}")
-            run.train(config["minutes"], say)
-        if run.finished and costs:
-            assert run.run_folder is not None
-            run.measure("mmattn.comparison.costs", options, run.run_folder / "costs.json", say)
-        say(f"{run.name}: {run.state['problem'] or 'finished'}, {run.state['minutes']:.1f} minutes.")
-        report = _report(config, runs, folder, command)
+        before = _member(run)
+        if config["only"] is None or run.name in config["only"]:
+            if not run.finished:
+                say(f"{run.name}: {'continues' if run.run_folder else 'starts'}; its log is {run.folder / 'log.txt'}")
+                run.train(config["minutes"], say)
+            if config["costs"] and _kind(run) in KINDS:
+                run.measure(config["costs"], say)
+            say(f"{run.name}: {run.state['problem'] or 'finished'}, {run.state['minutes']:.1f} minutes.")
+        if config["sentence"] and _kind(run) == "translator":
+            run.translate(config["sentence"], say)
+        if _member(run) != before:
+            report = _report(config, runs, folder, command)
+    report = report or _report(config, runs, folder, command)
     done = [run.finished for run in runs]
     say(f"{sum(done)} of {len(done)} finished. Report: {report} and {report.with_suffix('.html')}")
     return 0 if all(done) else 1
@@ -101,6 +113,9 @@ def checked_config(cfg: Any) -> dict[str, Any]:
         problems.append(f"minutes={config['minutes']!r} must be a number above 0.")
     if config["costs"] is not None:
         problems += check_keys({"costs": config["costs"]}, {"": ("costs",), "costs": COSTS})
+        lengths = config["costs"].get("lengths") if isinstance(config["costs"], dict) else None
+        if not isinstance(lengths, list) or not all(isinstance(length, int) and length > 1 for length in lengths):
+            problems.append(f"costs.lengths is a list of whole numbers above 1. Received {lengths!r}.")
     if not plots.plots_installed():
         problems.append('The report has plots: pip install "mmattn[plots]".')
     if problems:
@@ -108,20 +123,32 @@ def checked_config(cfg: Any) -> dict[str, Any]:
     return config
 
 
-def member_runs(
-    config: dict[str, Any], shared: Sequence[str], folder: Path, folders: Sequence[str] = ()
-) -> list[MemberRun]:
-    """All members, each configuration checked before the first one starts."""
-    runs, problems = [], []
+def member_settings(
+    config: dict[str, Any], shared: Sequence[str], folders: Sequence[str] = ()
+) -> dict[str, tuple[list[str], dict[str, Any]]]:
+    """What each member is told and the configuration that it makes; all are checked before the first one starts."""
+    made, problems = {}, []
     for name, overrides in config["members"].items():
-        settings = [*config["every"], *overrides, *shared]  # of two values for one key the later one counts
-        words = [*settings, *(f"--config-dir={path}" for path in folders)]
+        own = map(in_quotes, [*config["every"], *overrides])
+        settings = [*own, *shared]  # of two values for one key the later one counts
         try:
             resolved = checked_training(compose("train", settings, folders))
-            resolved.pop("run")
-            runs.append(MemberRun(name, folder / name, words, resolved))
         except ConfigProblem as error:
             problems += [f"{name}: {problem}" for problem in error.problems]
+            continue
+        resolved["run"] = {key: value for key, value in resolved["run"].items() if f"run.{key}" not in PLACE}
+        made[name] = ([*settings, *(f"--config-dir={path}" for path in folders)], resolved)
+    if problems:
+        raise ConfigProblem(problems)
+    return made
+
+
+def member_runs(settings: dict[str, tuple[list[str], dict[str, Any]]], folder: Path) -> list[MemberRun]:
+    """The members with what the folder remembers of them; the caller holds its lock."""
+    runs, problems = [], []
+    for name, (words, resolved) in settings.items():
+        try:
+            runs.append(MemberRun(name, folder / name, words, resolved))
         except ValueError as error:
             problems.append(first_line(error))
     if problems:
@@ -134,18 +161,23 @@ def _sorted_out(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
     own: list[str] = []
     shared: list[str] = []
     for override, key in zip(overrides, override_keys(overrides), strict=True):
-        first = key.partition(".")[0]
-        if first == "run":
+        if key in ("run", *PLACE):
             raise ConfigProblem([f"{override}: where the members' runs go is decided by folder=DIR."])
-        (own if first in (*KEYS, "comparison") else shared).append(override)
+        (own if key.partition(".")[0] in (*KEYS, "comparison") else shared).append(override)
     return own, shared
 
 
+def _member(run: MemberRun) -> Member:
+    return read_member(run.name, run.run_folder, run.state["config"], run.state["minutes"], run.state["problem"])
+
+
+def _kind(run: MemberRun) -> str | None:
+    """The kind of the bundle of one that has finished."""
+    return _member(run).bundle.get("kind") if run.finished else None
+
+
 def _report(config: dict[str, Any], runs: list[MemberRun], folder: Path, command: str) -> Path:
-    members = [
-        read_member(run.name, run.run_folder, run.state["config"], run.state["minutes"], run.state["problem"])
-        for run in runs
-    ]
+    members = [_member(run) for run in runs]
     first = next((member for member in members if member.finished and member.predictions), None)
     sources = None
     if first is not None:

@@ -83,9 +83,13 @@ def in_quotes(override: str) -> str:
             return override
     except HydraException:
         pass
-    escaped = re.sub(r"(\\*)'", r"\1\1\\'", value)  # backslashes count only before a quote
+    return f"{key}={_quoted(value)}"
+
+
+def _quoted(text: str) -> str:
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)  # backslashes count only before a quote
     escaped = re.sub(r"(\\+)$", r"\1\1", escaped)
-    return f"{key}='{escaped}'"
+    return f"'{escaped}'"
 
 
 def compose(name: str, overrides: Sequence[str], folders: Sequence[str] = ()) -> DictConfig:
@@ -98,7 +102,8 @@ def compose(name: str, overrides: Sequence[str], folders: Sequence[str] = ()) ->
         ConfigProblem: an unknown key or group, or text that is no override.
     """
     _resolvers()
-    search = [f"hydra.searchpath=[{','.join(f'file://{Path(f).resolve()}' for f in folders)}]"] if folders else []
+    places = [_quoted(f"file://{Path(folder).resolve()}") for folder in folders]
+    search = [f"hydra.searchpath=[{','.join(places)}]"] if places else []
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):

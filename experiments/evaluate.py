@@ -126,7 +126,7 @@ def evaluate(config: dict[str, Any]) -> int:
         unreadable.append(name)
         print(f"mmattn: {reason if name in reason else f'{name}: {reason}'}", file=sys.stderr)
 
-    if memory_lengths(config) and not remembers(bundle):
+    if (memory_lengths(config) or settings.get("memory_length")) and not remembers(bundle):
         raise ConfigProblem(["memory_length is for language models that remember, and this bundle's model does not."])
     if bundle.kind in ("captioner", "translator"):
         results = scored_texts(bundle, source, settings, config, made["scoring"], reject)
@@ -154,7 +154,8 @@ def scored_labels(
     if remembers(bundle):
         found = streams.evaluate(bundle, source, settings, batch_size, memory_lengths(config))
         print("\n".join(streams.table(found)))
-        return {"scores": next(iter(found.values())), "scores_by_memory": found}
+        scored_in = streams.streams_of(batch_size)
+        return {"scores": next(iter(found.values())), "scores_by_memory": found, "streams": scored_in}
     if bundle.kind == "language_model":
         scores = language.evaluate(bundle, source, settings, batch_size)
     elif bundle.kind == "masked_language_model":

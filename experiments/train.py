@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import sys
@@ -68,9 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__doc__)
         return 0
     try:
-        options, overrides = split_arguments(arguments)
-        resume = [o.partition("=")[2] for o in overrides if o.startswith("resume=")]
-        rest = [o for o in overrides if not o.startswith("resume=")]
+        resume = [word.partition("=")[2] for word in arguments if word.startswith("resume=")]  # a path, as it is
+        options, rest = split_arguments([word for word in arguments if not word.startswith("resume=")])
         if resume:
             folder = Path(resume[-1]).expanduser().resolve()
             config = resumed_config(folder, rest)
@@ -115,6 +115,8 @@ def run(
     if (folder / "results.json").exists():
         print(f"This run is complete; its results are in {folder / 'results.json'}.")
         return 0
+    if changed := changed_since(folder):
+        print(f"Not as when the run began: {', '.join(changed)}. It may end otherwise than it would have.")
     the_run = Run(parts, sources, config, folder, signals, say)
     the_run.train()
     results = the_run.finish()
@@ -184,6 +186,20 @@ def resumed_config(folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
     return checked_config(cfg, resolved=True)
 
 
+def changed_since(folder: Path) -> list[str]:
+    """What decides a result beside the configuration and is not as it was when the run began."""
+    try:
+        run, before = (json.loads((folder / f"{name}.json").read_text()) for name in ("run", "versions"))
+    except (OSError, ValueError):
+        return []
+    then, now = ({"commit": c, **v} for c, v in ((run["git_commit"], before), (commit(), versions())))
+    return [f"{n} {now.get(n)} (was {then.get(n)})" for n in {**then, **now} if then.get(n) != now.get(n)]
+
+
+def commit() -> str | None:
+    return git_commit(Path(__file__).resolve())
+
+
 def start_folder(config: dict[str, Any], arguments: Sequence[str]) -> Path:
     """A new run folder with all that says what was run."""
     root = Path(config["run"]["root"]).expanduser().resolve()
@@ -193,8 +209,7 @@ def start_folder(config: dict[str, Any], arguments: Sequence[str]) -> Path:
         raise ConfigProblem([f"run.root={root}: no folder can be made there. {error.strerror}."]) from error
     write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(config)))
     command = shlex.join(["mmattn", "train", *arguments])
-    seed, commit = config["run"]["seed"], git_commit(Path(__file__).resolve())
-    write_json(folder / "run.json", {"command": command, "seed": seed, "git_commit": commit})
+    write_json(folder / "run.json", {"command": command, "seed": config["run"]["seed"], "git_commit": commit()})
     write_json(folder / "versions.json", versions())
     return folder
 

@@ -83,6 +83,7 @@ KINDS = {
             "max_length": 256,
             "context_length": 0,
             "memory_length": 0,
+            "documents": False,  # whether each text that it was trained on was one for itself, as when it is scored
         },
     ),
     "masked_language_model": Kind(
@@ -90,7 +91,7 @@ KINDS = {
     ),
     "classifier": Kind("a classifier", 3, "Classifier", ("reader", "classes"), 1, (), {}),
 }
-_UNTIL_NOW = {"patience": 0.0, "memory_length": 0}  # what was done before there was the setting
+_UNTIL_NOW = {"patience": 0.0, "memory_length": 0, "documents": False}  # what was done before there was the setting
 _RANGES = {
     "num_beams": (1, 64),
     "length_penalty": (-10.0, 10.0),
@@ -130,6 +131,8 @@ def check_generation(settings: Mapping[str, Any], kind: str = "captioner") -> di
         raise ValueError(f"generation: {', '.join(sorted(missing))} is missing")
     if methods and settings["method"] not in methods:
         raise ValueError(f"generation.method={settings['method']!r} is not known. Known: {', '.join(methods)}")
+    if not isinstance(settings.get("documents", False), bool):
+        raise ValueError(f"generation.documents={settings['documents']!r} must be true or false")
     for name in known.keys() & _RANGES.keys():
         value, (low, high) = settings[name], _RANGES[name]
         whole = isinstance(low, int)

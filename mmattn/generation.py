@@ -171,11 +171,15 @@ def widened(length: int, most: float) -> int:
 def longest(model: Any) -> float | None:
     """The most tokens that the model's decoder can make; infinity for one without a limit, None if it doesn't say."""
     decoder: Any = getattr(model, "decoder", None)
-    if not hasattr(decoder, "max_length"):
-        return None
-    return math.inf if decoder.max_length is None else decoder.max_length
+    return _positions(decoder) if hasattr(decoder, "max_length") else None
 
 
 def longest_source(model: Any) -> float:
     """The most source tokens that the model's encoder can read; infinity for one without a limit."""
-    return getattr(getattr(model, "encoder", None), "max_length", None) or math.inf
+    return _positions(getattr(model, "encoder", None))
+
+
+def _positions(part: Any) -> float:
+    """How many positions an encoder or decoder has; other than learned ones never end, whatever its `max_length`."""
+    ends = getattr(part, "positions", "learned") == "learned"
+    return (getattr(part, "max_length", None) or math.inf) if ends else math.inf

@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from mmattn.layers.checks import check_positive, check_shares
+from mmattn.layers.masks import mean_of_real
 from mmattn.layers.quantized import KeepsQuantization
 from mmattn.layers.seeds import part_seed
 
@@ -87,8 +88,7 @@ class EncoderClassifier(KeepsQuantization, keras.Model):
         if self.pooling == "max":
             found = ops.max(ops.where(real, memory, -3e4), axis=1)  # below what any norm gives, and in float16's range
             return ops.where(ops.any(real, axis=1), found, 0.0)
-        total = ops.sum(ops.where(real, memory, 0.0), axis=1)  # (B, D)
-        return total / ops.maximum(ops.sum(ops.cast(real, total.dtype), axis=1), 1.0)
+        return mean_of_real(memory, mask)
 
     def compute_output_spec(self, inputs: dict[str, Any], training: bool | None = None) -> Any:
         """Written out, because Keras on torch would call the model with inputs of its own."""

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import keras
+from keras import ops
 
 from mmattn.layers.quantized import KeepsQuantization
 from mmattn.model import LanguageModel
@@ -16,9 +17,10 @@ class StreamModel(KeepsQuantization, keras.Model):
     """Trains a language model whose decoder remembers, on batches such as those of `mmattn.data.streams`.
 
     Between the batches the decoder's state lies in variables that are not trained. So a checkpoint of this model has
-    it, and a run that goes on from there remembers what it would have. A bundle holds `model` alone.
+    it, and a run that goes on from there remembers what it would have. It is no weight: a bundle holds `model` alone.
 
-    Only a call in training moves the state on. To score a text meanwhile, hand `model.read` a state of its own.
+    Only a call in training moves the state on. To score a text meanwhile, hand `model.read` a state of its own. A row
+    with a number that is not finite, as an overflow in float16 leaves, is forgotten: it would spoil all that follows.
 
     Args:
         model: a `LanguageModel` whose decoder has `empty_state` and takes `state` and `reset`, as
@@ -80,12 +82,20 @@ class StreamModel(KeepsQuantization, keras.Model):
             inputs["target_ids"], state=self.state(), reset=inputs["reset"], training=training
         )
         if training:
-            for variable, array in zip(self._held, keras.tree.flatten(state), strict=True):
-                variable.assign(keras.ops.stop_gradient(array))
+            arrays = keras.tree.flatten(state)
+            finite = _finite_rows(arrays)
+            for variable, array in zip(self._held, arrays, strict=True):
+                kept = ops.where(ops.reshape(finite, (-1, *[1] * (len(array.shape) - 1))), array, ops.zeros_like(array))
+                variable.assign(ops.stop_gradient(kept))
         return logits
 
     def compute_output_spec(self, inputs: dict[str, Any], training: bool | None = None) -> Any:
         return self.model.decoder.compute_output_spec(inputs["target_ids"])[0]
+
+    @property
+    def weights(self) -> list[Any]:
+        """The language model's; what is remembered is none, though it is among `variables`."""
+        return self.model.weights
 
     def state(self) -> Any:
         """What is remembered now, as the decoder takes it."""
@@ -99,3 +109,9 @@ class StreamModel(KeepsQuantization, keras.Model):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> StreamModel:
         model = keras.saving.deserialize_keras_object(config["model"], custom_objects=custom_objects)
         return cls(**{**config, "model": model})
+
+
+def _finite_rows(arrays: list[Any]) -> Any:
+    """`(B,)`, True where all that is remembered of a row is finite."""
+    floats = [array for array in arrays if keras.backend.is_float_dtype(keras.backend.standardize_dtype(array.dtype))]
+    return ops.all(ops.stack([ops.all(ops.isfinite(a), axis=tuple(range(1, len(a.shape)))) for a in floats]), axis=0)

@@ -44,7 +44,14 @@ def test_a_folder_is_a_class_and_each_split_has_its_share_of_each(folder):
     assert all(part.classes == whole.classes for part in parts.values())
     other = FolderSource(folder, "train", (0.6, 0.2, 0.2), seed=1)
     assert {other[i]["id"] for i in range(len(other))} != {parts["train"][i]["id"] for i in range(len(other))}
-    assert whole[0] == {"id": "cat/1.png", "image": str(folder / "cat/1.png"), "label": "cat"}
+    place = next(index for index in range(35) if whole.id_of(index) == "cat/1.png")
+    assert whole[place] == {"id": "cat/1.png", "image": str(folder / "cat/1.png"), "label": "cat"}
+
+
+def test_the_first_photos_are_of_all_classes(folder):
+    for split, most in ((None, 12), ("train", 12), ("valid", 5)):
+        first = First(FolderSource(folder, split, (0.6, 0.2, 0.2)), most)
+        assert {first.label_of(index) for index in range(most)} == {"cat", "dog", "emu"}
 
 
 def test_folders_without_photos_are_refused(folder):
@@ -128,6 +135,28 @@ def test_the_fingerprint_tells_settings_and_classes(folder):
     made = [batches(source), batches(source, seed=1), batches(source, batch_size=5), batches(source, flip=True),
             batches(First(source, 30)), batches(source, classes=("emu", "cat", "dog"))]  # fmt: skip
     assert len({each.fingerprint() for each in made}) == len(made)
+    named = [source.id_of(index) for index in range(len(source))]
+    place = named.index("cat/1.png")
+    (folder / "cat" / "1.png").rename(folder / "cat" / "one.png")
+    other = FolderSource(folder)
+    other._records.insert(place, other._records.pop([other.id_of(i) for i in range(35)].index("cat/one.png")))
+    assert [other.label_of(index) for index in range(35)] == [source.label_of(index) for index in range(35)]
+    assert batches(other).fingerprint() != made[0].fingerprint()  # another picture of the same class
+
+
+def test_a_fingerprint_draws_nothing(monkeypatch):
+    drawn = []
+    monkeypatch.setattr("mmattn.data.shapes.draw", lambda *_: drawn.append(1))
+    source = ShapeClasses("train", 9)
+    batches(First(source, 5), classes=source.classes).fingerprint()
+    assert not drawn and [source.id_of(index) for index in (0, -1)] == ["train-000000", "train-000008"]
+
+
+def test_pictures_are_not_mirrored_where_their_class_tells_left_from_right():
+    source = ShapeClasses("train", 9)
+    for each in (source, First(source, 5)):
+        with pytest.raises(ValueError, match="a mirror image can be of another class: flip=false"):
+            batches(each, classes=source.classes, flip=True)
 
 
 def test_impossible_batches_are_refused(folder):

@@ -18,6 +18,7 @@ from mmattn.decoders import ConvolutionalDecoder
 from mmattn.decoding import Generator
 from mmattn.encoders import ConvolutionalEncoder, TextEncoder
 from mmattn.encoders.image import VisionTransformer
+from mmattn.layers import MultiStepAttention
 from mmattn.model import EncoderDecoder, LanguageModel
 
 V, D, F = 20, 10, 6
@@ -192,9 +193,9 @@ def test_activations_keep_their_variance_through_layers_and_attentions():
         decoder(ids, memory)
         g = decoder.position_embedding(decoder.token_embedding(ids))
         first = x = decoder.input_map(g)
-        keys, values = decoder._sources(memory, None)
+        context = decoder._context(memory, None)
         for block, attention in zip(decoder.blocks, decoder.attentions, strict=True):
-            x = attention(block(x), g, keys, values)
+            x, _ = attention.attend(block(x), g, context)
         kept.append(np.var(numbers(x)[:, 12:]) / np.var(numbers(first)))
     assert 0.75 < np.mean(kept) < 1.25
 
@@ -214,6 +215,28 @@ def test_a_symbolic_call_gives_the_shapes_and_types_of_a_real_one(options, dtype
     for a, b in zip(symbolic[::2], real[::2], strict=True):
         assert a.shape[1:] == tuple(b.shape)[1:] and a.dtype == keras.backend.standardize_dtype(b.dtype)
     assert keras.backend.standardize_dtype(real[0].dtype) == "float32"
+
+
+@pytest.mark.parametrize("options", [KINDS["two layers"], KINDS["another memory"]])
+def test_the_mask_that_keras_has_attached_counts_in_steps_as_in_a_call(options):
+    decoder = made(**options)
+    memory, mask = source(decoder)
+    expected = numbers(decoder(TARGET, memory, memory_mask=mask)[0])
+    memory._keras_mask = mask
+    assert_close(decoder(TARGET, memory)[0], expected, atol=1e-5)
+    context, state = decoder.start(memory, None, 5)
+    for t in range(5):
+        logits, state = decoder.step(TARGET[:, t], t, context, state)
+        assert_close(logits, expected[:, t], atol=1e-5)
+
+
+def test_a_call_masks_the_source_once(monkeypatch):
+    decoder, started = made(num_layers=3), []
+    start = MultiStepAttention.start
+    monkeypatch.setattr(MultiStepAttention, "start", lambda self, *args: started.append(1) or start(self, *args))
+    memory, mask = source(decoder)
+    decoder(TARGET, memory, memory_mask=mask)
+    assert len(started) == 1
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])

@@ -361,6 +361,8 @@ def test_what_does_not_fit_is_refused_in_words():
     decoder = make()
     with pytest.raises(ValueError, match="memory_length is a whole number"):
         decoder(IDS, memory_length=-3)
+    with pytest.raises(ValueError, match=r"There is no longest text here\. Received max_length=9"):
+        make(max_length=9)
     state = random_state(4)
     with pytest.raises(ValueError, match=r'holds as "hidden" 2 arrays \(B, M, 8\)'):
         decoder(IDS, state={**state, "hidden": state["hidden"][:1]})

@@ -93,6 +93,24 @@ def test_padding_changes_nothing(options):
 
 
 @pytest.mark.parametrize("options", FORMS)
+def test_not_even_a_nan_in_the_padding_token_leaks_into_memory_or_gradients(options):
+    encoder = made(**options)
+    variables = encoder.trainable_variables
+
+    def loss():
+        memory, mask = encoder({"source_ids": IDS})
+        return ops.sum(ops.square(ops.where(mask[..., None], memory, ops.zeros((), "float32"))))
+
+    clean = numbers(encoder({"source_ids": IDS})[0]), [numbers(g) for g in backend.gradients(loss, [], variables)]
+    table = encoder.token_embedding.embeddings
+    table.assign(np.where(np.arange(12)[:, None] == 0, np.nan, numbers(table)))
+    dirty = numbers(encoder({"source_ids": IDS})[0]), [numbers(g) for g in backend.gradients(loss, [], variables)]
+    assert_close(dirty[0], clean[0], atol=1e-6)
+    for one, other in zip(dirty[1], clean[1], strict=True):
+        assert_close(one, other, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", FORMS)
 def test_output_spec_is_what_a_call_gives(options):
     encoder = made(**options)
     spec = encoder.compute_output_spec({"source_ids": keras.KerasTensor(IDS.shape, dtype="int32")})

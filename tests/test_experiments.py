@@ -292,6 +292,16 @@ def test_resume_refuses_to_change_the_run(finished, overrides, message, capsys):
     assert re.search(message, capsys.readouterr().err)
 
 
+def test_what_has_changed_since_a_run_began_is_told(tmp_path):
+    folder = train.start_folder({"run": {"root": str(tmp_path), "name": "x", "seed": 1}}, [])
+    assert train.changed_since(folder) == [] == train.changed_since(tmp_path)
+    run, before = (json.loads((folder / f"{name}.json").read_text()) for name in ("run", "versions"))
+    (folder / "run.json").write_text(json.dumps({**run, "git_commit": "0123"}))
+    (folder / "versions.json").write_text(json.dumps({**before, "keras": "3.0", "extra": "1"}))
+    now = f"commit {run['git_commit']} (was 0123)", f"keras {before['keras']} (was 3.0)", "extra None (was 1)"
+    assert sorted(train.changed_since(folder)) == sorted(now)
+
+
 def test_resume_of_another_folder_is_refused(tmp_path, capsys):
     assert train.main([f"resume={tmp_path}"]) == 2
     assert "no run folder of a training" in capsys.readouterr().err

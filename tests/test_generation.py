@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from tiny_text import JOINT, language_model, plain_greedy, translation_model
 
-from mmattn.generation import TextGenerator
+from mmattn.bundle_model import generation_of
+from mmattn.generation import TextGenerator, longest, longest_source
 
 SENTENCE = [*JOINT.encode("two dogs run"), 3]
 
@@ -72,6 +73,15 @@ def test_sources_are_never_widened_beyond_what_the_encoder_reads() -> None:
     short = TextGenerator(translation_model(JOINT, JOINT, positions="learned", max_length=20), JOINT)
     assert [short.width(n) for n in (5, 16, 17, 20)] == [16, 16, 20, 20]
     assert short.best({"source_ids": np.array([[5] * 17])}, max_length=3, compiled=False)[0].ids
+
+
+def test_a_longest_length_counts_with_learned_positions_alone() -> None:
+    for positions, most in (("learned", 20), ("rotary", math.inf), ("sinusoidal", math.inf)):
+        model = translation_model(JOINT, JOINT, positions=positions, max_length=20)
+        assert (longest(model), longest_source(model)) == (most, most)
+    wide = {"max_source_length": 128, "max_length": 64}  # as batches of 128 tokens give them
+    assert generation_of(model, wide, "translator").items() >= wide.items()
+    assert longest(object()) is None and longest_source(object()) == math.inf
 
 
 def test_more_texts_than_beams_are_refused(generate: TextGenerator) -> None:

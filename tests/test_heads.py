@@ -14,6 +14,7 @@ from mmattn import backend
 from mmattn.encoders.image import VisionTransformer
 from mmattn.encoders.text import TextEncoder
 from mmattn.heads import EncoderClassifier, MaskedLanguageModel
+from mmattn.layers.masks import mean_of_real
 
 IDS = np.array([[5, 19, 7, 3, 0], [9, 3, 0, 0, 0], [4, 8, 19, 19, 3]], "int32")
 PLACES = np.array([1, 12, 13, 0], "int32")
@@ -75,6 +76,13 @@ def test_the_classes_are_scores_of_the_pooled_memory(pooling, dtype, tolerance):
     assert_close(model({"memory": memory, "mask": mask}), expected, atol=tolerance)
     memory[~mask] = np.nan
     assert_close(model({"memory": memory, "mask": mask}), expected, atol=tolerance)
+
+
+def test_a_mean_of_many_positions_does_not_overflow_in_half_precision():
+    memory, mask = np.full((1, 600, 2), 200, "float16"), np.arange(600)[None] < 500
+    memory[:, 500:] = np.nan
+    assert_equal(mean_of_real(memory, mask), [[200, 200]])
+    assert_equal(mean_of_real(memory[:, :500]), [[200, 200]])
 
 
 def test_what_is_nan_at_padding_reaches_no_gradient():

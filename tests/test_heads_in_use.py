@@ -220,6 +220,42 @@ def test_inside_a_word_only_pieces_that_begin_none_are_given() -> None:
     assert {word for word, _ in filling.masks[0]} == {"a", "b"}
 
 
+@pytest.mark.parametrize(("kind", "more"), [("bpe", {}), ("bpe", {"byte_fallback": True}), ("unigram", {})])
+def test_text_that_adjoins_a_mask_goes_on_with_its_word(kind: Any, more: dict[str, Any]) -> None:
+    size = 340 if more else 60
+    joint = Tokenizer.train(["sing ring ing", "ring king ing ing"] * 9, size, kind, shrink=True, **more)
+    assert joint.pieces(joint.encode("ing")) == ["\u2581ing"]
+    filler = MaskFiller(masked_model(joint), joint)
+
+    def pieces(text: str) -> list[str]:
+        ids, _ = filler._read(text, 1, 99)
+        return [joint.pieces([i])[0] if i < filler.mask_id else MASK for i in ids[:-1]]
+
+    assert "".join(pieces(f"{MASK}ing king")) == f"{MASK}ing▁king"
+    assert "".join(pieces(f"{MASK} ing")) == f"{MASK}▁ing"
+    assert "".join(pieces(f"a{MASK}{MASK}")).endswith(f"{MASK}{MASK}")
+    unknown = pieces(f"{MASK}éing")
+    assert unknown[1] == ("<0xC3>" if more else "<unk>") and unknown[-1].endswith("g")
+    assert pieces(f"{MASK}é")[1:] == (["<0xC3>", "<0xA9>"] if more else ["<unk>"])
+    assert filler.fill(f"k{MASK}g")[0].text.startswith("k")
+
+
+def test_a_sign_that_is_a_blank_to_the_tokenizer_ends_a_word() -> None:
+    joint = Tokenizer.train(["sing, ring", "ring king"] * 9, 40, normalization="caption", shrink=True)
+    filler = MaskFiller(masked_model(joint), joint)
+    for one, two in ((f"{MASK}, king", f"{MASK} king"), (f"king,{MASK}", f"king {MASK}"), (f"{MASK}, {MASK}",) * 2):
+        assert filler._read(one, 1, 99) == filler._read(two, 1, 99)
+    assert filler._read(f"{MASK},{MASK}", 1, 99)[1] == [True, True]
+
+
+def test_any_character_but_the_blank_can_begin_a_word() -> None:
+    chars = Tokenizer.train(["ab ba"] * 3, model_type="char")
+    filler = MaskFiller(masked_model(chars), chars)
+    for text in (f"{MASK}b", f"a {MASK}", f"a{MASK}"):
+        [filling] = filler.fill(text, nbest=9)
+        assert {word for word, _ in filling.masks[0]} == {"a", "b"}
+
+
 def test_sentences_that_cannot_be_filled_in_are_named() -> None:
     filler = MaskFiller(masked_model(JOINT), JOINT, {"max_source_length": 6})
     texts = [f"a {MASK}", "a dog", f"{'a ' * 9}{MASK}"]

@@ -13,13 +13,13 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
-PICTURES = {"attention_tour": 7, "caption_photos": 3}  # how many each of them shows
+PICTURES = {"attention_tour": 7, "caption_photos": 3, "seq2seq_family": 3}  # how many each of them shows
 SECONDS_A_CELL = 900
 
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install 'mmattn[notebooks]'")
 
 
-def test_the_two_notebooks_are_there() -> None:
+def test_the_notebooks_are_there() -> None:
     assert [path.stem for path in NOTEBOOKS] == sorted(PICTURES)
 
 

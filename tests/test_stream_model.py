@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -12,17 +13,19 @@ from keras import ops
 from tiny_text import ENGLISH, JOINT, sharpened
 
 from mmattn.bundle import load_bundle, save_bundle
+from mmattn.bundle_kinds import KINDS, check_generation
 from mmattn.data.streams import StreamBatches
 from mmattn.decoders import TransformerDecoder, TransformerXLDecoder
 from mmattn.inference import Writer
 from mmattn.model import LanguageModel
 from mmattn.stream_model import StreamModel
-from mmattn.tasks.streams import by_memory, stream_measurer
+from mmattn.tasks.streams import STREAMS, StreamModelling, by_memory, evaluate, stream_measurer
 from mmattn.training.callbacks import StopSignals
 from mmattn.training.checkpoint import CheckpointFolder, read
 from mmattn.training.fit import FitOptions, TrainingLoop
 from mmattn.training.folder import JsonLines
 from mmattn.training.losses import MaskedCrossEntropy, token_losses
+from mmattn.training.snapshots import Snapshots
 
 ROWS, LENGTH, MEMORY, STEPS = 2, 5, 6, 3
 TEXT = " ".join(ENGLISH[:2])
@@ -71,6 +74,38 @@ def test_a_call_in_training_goes_on_where_the_last_one_ended() -> None:
     assert_close(model(first), model.model.read(first["target_ids"])[0], atol=1e-5)  # reset, with whatever is held
 
 
+def test_one_row_begins_anew_after_a_full_memory() -> None:
+    model = stream_model()
+    batches = [inputs for inputs, _, _ in BATCHES.one_pass()]
+    for inputs in batches:
+        model(inputs, training=True)
+    full = keras.tree.map_structure(ops.copy, model.state())
+    assert_equal(full["lengths"], [MEMORY] * ROWS)
+    ids = batches[1]["target_ids"]
+    goes_on, begins = model.model.read(ids, full)[0], model.model.read(ids)[0]
+    found = numbers(model({"target_ids": ids, "reset": np.array([False, True])}, training=True))
+    assert_close(found[0], numbers(goes_on)[0], atol=1e-5)
+    assert_close(found[1], numbers(begins)[1], atol=1e-5)
+    assert_equal(model.state()["lengths"], [MEMORY, LENGTH])
+
+
+def test_a_row_that_overflows_is_forgotten_and_the_others_are_not() -> None:
+    model = stream_model()
+    ids = np.array([[2, 5, 6, 7, 8], [2, 9, 6, 7, 8]])
+    goes_on = {"target_ids": ids[:, 1:], "reset": np.array([False, False])}
+    table = model.model.decoder.token_embedding.embeddings
+    kept = numbers(table)
+    table.assign(np.where(np.arange(len(kept))[:, None] == 9, np.inf, kept))
+    model({"target_ids": ids, "reset": np.array([True, True])}, training=True)
+    table.assign(kept)
+    assert_equal(model.state()["lengths"], [LENGTH, 0])
+    assert all(np.isfinite(numbers(array)).all() for array in keras.tree.flatten(model.state()))
+    found = numbers(model(goes_on, training=True))
+    after = model.model.read(ids)[1]
+    assert_close(found[0], numbers(model.model.read(ids[:, 1:], after)[0])[0], atol=1e-5)
+    assert_close(found[1], numbers(model.model.read(ids[:, 1:])[0])[1], atol=1e-5)
+
+
 def test_what_is_remembered_is_not_trained_and_not_in_the_language_model() -> None:
     model = stream_model()
     held = [v.path for v in model.non_trainable_variables if v.path.rpartition("/")[2].startswith("state_")]
@@ -78,6 +113,17 @@ def test_what_is_remembered_is_not_trained_and_not_in_the_language_model() -> No
     assert len(model.trainable_variables) == len(model.model.trainable_variables)
     with pytest.raises(ValueError, match="remembers nothing from batch to batch"):
         StreamModel(LanguageModel(TransformerDecoder(20, 8, 1, 2, cross_attention=False)), ROWS)
+
+
+def test_what_is_remembered_counts_as_no_weight_and_lies_in_no_snapshot(tmp_path: Any) -> None:
+    model = stream_model()
+    inputs, *_ = next(BATCHES.iterate())
+    model(inputs, training=True)
+    assert [v.path for v in model.weights] == [v.path for v in model.model.weights]
+    assert model.count_params() == model.model.count_params()
+    Snapshots(tmp_path, 2).add(1, 0.5, model)
+    arrays, _ = read(tmp_path / "step-00000001.npz")
+    assert len(arrays) == len(model.model.weights) and not [name for name in arrays if "state" in name]
 
 
 def test_saved_and_loaded_it_goes_on_remembering(tmp_path: Any) -> None:
@@ -158,13 +204,55 @@ def test_the_loss_of_a_stream_is_that_of_one_call_where_the_memory_holds_all() -
     model = stream_model().model
     count = BATCHES.num_tokens
     read_ids, labels = np.array([[2, *encode(TEXT)[:-1]]]), np.array([encode(TEXT)])
-    expected = float(ops.mean(token_losses(labels, model({"target_ids": read_ids}))))
+    expected = float(numbers(ops.mean(token_losses(labels, model({"target_ids": read_ids})))))
     found = by_memory(model, BATCHES, [0, 3, count], batch_size=1)
     assert found[count]["loss"] == pytest.approx(expected, abs=1e-5)
     segments = [model.read(read_ids[:, i : i + LENGTH])[0] for i in range(0, count, LENGTH)]
-    apart = float(ops.mean(token_losses(labels, ops.concatenate(segments, axis=1))))
+    apart = float(numbers(ops.mean(token_losses(labels, ops.concatenate(segments, axis=1)))))
     assert found[0]["loss"] == pytest.approx(apart, abs=1e-5)
     assert len({round(scores["loss"], 6) for scores in found.values()}) == 3
+
+
+def test_scores_do_not_depend_on_the_number_of_streams_where_these_are_warm() -> None:
+    window = 3  # two layers see 4 positions back: what is read in a stream's first segment alone depends on its begin
+    model = stream_model(sliding_window=window).model
+    cold = {1: (0, 6), 2: (0,)}  # of 12 segments, those that begin a stream with 1 or 2 of them
+
+    def scores(streams: int) -> dict[str, float]:
+        batches = BATCHES.one_pass(streams)
+        warm = ((i, told, real * (step not in cold[streams])) for step, (i, told, real) in enumerate(batches))
+        return stream_measurer(model)(warm, window - 1)
+
+    assert len(list(BATCHES.one_pass(1))) == 12
+    assert scores(1)["loss"] == pytest.approx(scores(2)["loss"], abs=1e-5)
+    assert by_memory(model, BATCHES, [2], 1)[2]["loss"] != pytest.approx(by_memory(model, BATCHES, [2])[2]["loss"])
+
+
+def test_texts_that_were_documents_in_training_are_scored_as_documents() -> None:
+    source = [{"id": str(number), "text": text} for number, text in enumerate(ENGLISH[:3])]
+    model = stream_model().model
+    bundle: Any = SimpleNamespace(model=model, tokenizer=SimpleNamespace(encode=encode))
+    told = [[*encode(text), 3] for text in ENGLISH[:3]]
+    losses = [token_losses(np.array([row]), model({"target_ids": np.array([[2, *row[:-1]]])})) for row in told]
+    task = object.__new__(StreamModelling)
+    task.batches = {"train": StreamBatches(source, encode, ROWS, LENGTH, documents=True)}
+    settings = {"memory_length": 99, **task._generation()}
+    assert settings == {"context_length": LENGTH, "memory_length": 99, "documents": True}
+    found = evaluate(bundle, source, settings, batch_size=1)
+    assert found.keys() == {99}
+    expected = np.concatenate([numbers(row)[0] for row in losses]).mean()
+    assert found[99]["loss"] == pytest.approx(expected, abs=1e-5)
+    older = {name: value for name, value in KINDS["language_model"].generation.items() if name != "documents"}
+    assert check_generation(older, "language_model")["documents"] is False
+    joined = evaluate(bundle, source, {**settings, "documents": False}, batch_size=1)
+    assert joined[99]["loss"] != pytest.approx(expected, abs=1e-3)
+
+
+def test_a_text_is_scored_in_few_streams() -> None:
+    text, model = " ".join(ENGLISH), stream_model().model
+    many, few = (StreamBatches([{"id": "a", "text": text}], encode, size, LENGTH) for size in (20, STREAMS))
+    assert by_memory(model, many, [MEMORY]) == by_memory(model, few, [MEMORY])
+    assert StreamModelling.measurer(model)(many) == by_memory(model, few, [MEMORY])[MEMORY]
 
 
 # Generation

@@ -145,6 +145,7 @@ def remembering(tmp_path_factory):
     root = tmp_path_factory.mktemp("stream")
     (root / "input.txt").write_text("To be, or not to be:\n\nthat is  the question.\n" * 40)
     more = ["fit.epochs=2", "fit.steps_per_epoch=5", "fit.checkpoint_minutes=0", f"run.root={root / 'runs'}"]
+    more += ["batches.length=16", "decoder.memory_length=16"]
     assert train.main([*QUICK[:2], "experiment=shakespeare_xl", f"data.root={root}", *more]) == 0
     (made,) = (root / "runs").iterdir()
     return made
@@ -158,11 +159,13 @@ def test_a_run_on_streams_leaves_scores_by_memory_and_a_bundle_that_writes(remem
     assert writer.generation["context_length"] == 16
     [text] = writer.write("To be\n\n", max_length=40, seed=3)  # several segments
     assert text.startswith("To be\n\n") and 7 < len(text) <= 40
-    data = ["data=tinyshakespeare", f"data.root={remembering.parent.parent}", "limit=8", "batch_size=8"]
+    data = ["data=tinyshakespeare", f"data.root={remembering.parent.parent}", "limit=8"]
     asked = [*data, "memory_length=[0,16,64]", f"output={tmp_path / 's.json'}"]
     assert evaluate.main([f"bundle={remembering / 'bundle'}", *asked]) == 0
     assert re.search(r"memory  loss .*\n +0  .*\n +16  .*\n +64  ", capsys.readouterr().out)
-    found = json.loads((tmp_path / "s.json").read_text())["scores_by_memory"]
+    scored = json.loads((tmp_path / "s.json").read_text())
+    found = scored["scores_by_memory"]
+    assert scored["streams"] == results["test_streams"] == 8
     for length, scores in found.items():
         assert scores == pytest.approx(results["test_by_memory"][length], abs=2e-3)
     assert evaluate.main([f"bundle={remembering / 'bundle'}", *data, f"output={tmp_path / 't.json'}"]) == 0
@@ -181,7 +184,8 @@ def test_the_run_on_streams_keeps_its_memory_in_the_checkpoints_alone(rememberin
 @pytest.mark.parametrize(
     ("asked", "message"),
     [("memory_length=8", "memory_length is for language models that remember"), ("memory_length=[8,-1]", "0 or more"),
-     ("memory_length=long", "0 or more")],
+     ("+generation.memory_length=8", "is for language models that remember"), ("memory_length=long", "0 or more"),
+     ("+generation.documents=1", "generation.documents=1 must be true or false")],
 )  # fmt: skip
 def test_a_memory_that_cannot_be_is_refused_in_words(language, asked, message, capsys):
     data = ["data=tinyshakespeare", f"data.root={language.parent.parent}"]
@@ -215,6 +219,7 @@ def test_a_captioner_is_not_trained_on_sentences(folder, tmp_path, capsys):
             ["decoder.positions=learned", "+decoder.max_length=8"],
             r"batches\.length=16 is more than decoder\.max_length=8",
         ),
+        (["batches.length=70000"], r"batches\.length: .*context_length=70000 must be .* from 0 to 65536"),
         (["task=language_stream"], "model: .* remembers nothing from batch to batch: decoder=transformer_xl does"),
     ],
 )

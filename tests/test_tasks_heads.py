@@ -9,6 +9,7 @@ import signal
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 from experiments import evaluate, train
@@ -175,7 +176,9 @@ def test_a_stopped_run_ends_with_the_same_weights(task, sentences, photos, tmp_p
     monkeypatch.setattr(TrainingLoop, "_batch_done", stopping)
     assert train.main(settings(file, tmp_path / "stopped")) == 130
     monkeypatch.undo()
-    (folder,) = (tmp_path / "stopped").iterdir()
+    (folder,), (whole,) = (list((tmp_path / name).iterdir()) for name in ("stopped", "whole"))
+    one, two = (yaml.safe_load((each / "config.yaml").read_text()) for each in (folder, whole))
+    assert one["run"].pop("root") != two["run"].pop("root") and one == two
     assert train.main([f"resume={folder}"]) == 0
     assert weights(tmp_path / "whole") == weights(tmp_path / "stopped")
 
@@ -190,6 +193,7 @@ def test_a_stopped_run_ends_with_the_same_weights(task, sentences, photos, tmp_p
         (["decoder=transformer"], "decoder: this task needs no decoder: decoder=none"),
         (["batches.share=1.5"], r"batches: share=1\.5 must be in \(0, 1\)"),
         (["batches.replace=[1,1,0]"], "batches: .*sum 1"),
+        (["batches.max_length=5000"], r"batches\.max_length: .*max_source_length=5000 must be .* from 2 to 4096"),
         (["fit.monitor=bleu"], r"fit\.monitor=bleu is no score\. Scores: log_likelihood"),
         (["encoder.num_heads=3"], "model: num_heads=3 does not divide hidden_dim=16"),
         (["model=classifier"], "model: "),

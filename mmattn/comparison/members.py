@@ -23,7 +23,9 @@ class Member:
         results: the run's results.json.
         predictions: of the test split, dicts with id, text and references, in the order of the data.
         curve: the entries of metrics.jsonl.
-        costs: what `mmattn.comparison.costs` measured; empty before that.
+        costs: {"options": how it was measured, "lengths": what `mmattn.comparison.costs` found at each}; empty before.
+        bundle: what the bundle's bundle.json says.
+        alignment: {"sentence": .., **what `mmattn.comparison.sentence` found}; empty before.
     """
 
     name: str
@@ -35,10 +37,22 @@ class Member:
     predictions: list[dict[str, Any]] = field(default_factory=list)
     curve: list[dict[str, Any]] = field(default_factory=list)
     costs: dict[str, Any] = field(default_factory=dict)
+    bundle: dict[str, Any] = field(default_factory=dict)
+    alignment: dict[str, Any] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
         return bool(self.results)
+
+    @property
+    def parameters(self) -> int | None:
+        """Their number, frozen ones included."""
+        return self.bundle.get("weights", {}).get("parameters")
+
+    @property
+    def tokenizer(self) -> str | None:
+        """The fingerprint of the tokenizer of what it writes."""
+        return self.bundle.get("files", {}).get("tokenizer.model", {}).get("sha256")
 
 
 def read_member(
@@ -56,7 +70,9 @@ def read_member(
         results=read_json(folder / "results.json"),
         predictions=JsonLines(folder / "predictions.jsonl").read(),
         curve=JsonLines(folder / "metrics.jsonl").read(),
+        bundle=read_json(folder / "bundle" / "bundle.json"),
         costs=read_json(folder / "costs.json"),
+        alignment=read_json(folder / "alignment.json"),
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from mmattn.comparison.members import Member
@@ -106,8 +107,15 @@ def by_length(path: Path, lines: Mapping[str, Sequence[float | None]], bins: Seq
 
 
 def alignments(path: Path, found: Mapping[str, Any]) -> None:
-    """The same sentence through each model: heat maps side by side, at most three in a row."""
-    sheets = {name: alignment_sheet(a.source_words, a.target_words, a.weights) for name, a in found.items()}
+    """The same sentence through each model: heat maps side by side, at most three in a row.
+
+    Args:
+        found: of each, "source_words" (W'), "target_words" (W) and "weights" (W, W').
+    """
+    sheets = {
+        name: alignment_sheet(one["source_words"], one["target_words"], np.asarray(one["weights"], "float32"))
+        for name, one in found.items()
+    }
     across, margin, title = 3, 16, 34
     names = list(sheets)
     rows = [names[first : first + across] for first in range(0, len(names), across)]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from mmattn.training.callbacks import Interrupted
 from mmattn.training.folder import write_json
 
 GRACE = 180.0  # seconds that a member has for its checkpoint once it is told to stop
+LONGEST = 1800.0  # seconds that one measurement may take
 STATE = "member.json"
 
 
@@ -27,7 +30,8 @@ class MemberRun:
         name: of the member.
         folder: its own.
         overrides: of `mmattn train`, without those that say where the run goes.
-        config: the resolved configuration that they make; a member that was begun keeps its own.
+        config: the resolved configuration that they make, without where the run goes; a member that was begun keeps
+            its own.
 
     Raises:
         ValueError: the folder holds a run of another configuration.
@@ -37,6 +41,8 @@ class MemberRun:
         self.name, self.folder, self.overrides = name, folder, list(overrides)
         self.state: dict[str, Any] = {"minutes": 0.0, "problem": "not started", **read_json(folder / STATE)}
         begun = self.state.setdefault("config", config)
+        if "run" not in begun:  # begun when it was not noted
+            config = {key: value for key, value in config.items() if key != "run"}
         if begun != config:
             keys = ", ".join(sorted(_differences(begun, config))[:5])
             raise ValueError(f"{name} was begun in {folder} with another configuration ({keys}). Take another folder.")
@@ -76,16 +82,52 @@ class MemberRun:
             self.state["problem"] = f"exit code {code}: {last[-1] if last else 'no output'}"
         self._save()
 
-    def measure(self, module: str, options: Sequence[str], output: Path, say: Callable[[str], None]) -> None:
-        """Runs `python -m module BUNDLE OUTPUT options`, once; a failure is said and costs nothing else."""
+    def measure(self, options: Mapping[str, Any], say: Callable[[str], None]) -> None:
+        """Writes costs.json into the run folder, of the lengths that are not there or were measured otherwise.
+
+        Each length has a process of its own, and one that fails has its reason in place of numbers and is not tried
+        again.
+
+        Args:
+            options: lengths, and rows, repeats and threads as `mmattn.comparison.costs` takes them.
+        """
         assert self.run_folder is not None
-        if output.exists():
+        path, lengths = self.run_folder / "costs.json", options["lengths"]
+        rest = {name: value for name, value in options.items() if name != "lengths"}
+        before = read_json(path)
+        entries = before["lengths"] if before.get("options") == rest else []
+        entries = [entry for entry in entries if entry["length"] in lengths]
+        words = [f"--{name}={value}" for name, value in rest.items() if value is not None]
+        for length in sorted(set(lengths) - {entry["length"] for entry in entries}):
+            entry = self._asked("mmattn.comparison.costs", f"--length={length}", *words)
+            if "problem" in entry:
+                say(f"{self.name}: {length} tokens not measured: {entry['problem']}")
+            entries = sorted([*entries, {"length": length, **entry}], key=lambda entry: entry["length"])
+            write_json(path, {"options": rest, "lengths": entries})
+
+    def translate(self, sentence: str, say: Callable[[str], None]) -> None:
+        """Writes alignment.json into the run folder, unless it is there for that sentence."""
+        assert self.run_folder is not None
+        path = self.run_folder / "alignment.json"
+        if read_json(path).get("sentence") == sentence:
             return
-        command = [sys.executable, "-m", module, str(self.run_folder / "bundle"), str(output), *options]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        found = self._asked("mmattn.comparison.sentence", "--", sentence)
+        if "problem" in found:
+            say(f"{self.name}: the sentence is not translated: {found['problem']}")
+        write_json(path, {"sentence": sentence, **found})
+
+    def _asked(self, module: str, *words: str) -> dict[str, Any]:
+        """What `python -m module BUNDLE words` prints in its last line; {"problem": why} where it fails."""
+        assert self.run_folder is not None
+        command = [sys.executable, "-m", module, str(self.run_folder / "bundle"), *words]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=LONGEST)
+        except subprocess.TimeoutExpired:
+            return {"problem": f"longer than {LONGEST / 60:g} minutes"}
         if done.returncode:
             last = done.stderr.strip().splitlines()
-            say(f"{self.name}: not measured, exit code {done.returncode}: {last[-1] if last else ''}")
+            return {"problem": f"exit code {done.returncode}: {last[-1] if last else 'no output'}"}
+        return json.loads(done.stdout.strip().splitlines()[-1])
 
     def _limit(self, minutes: float) -> str:
         return f"stopped after {self.state['minutes']:.0f} minutes (minutes={minutes:g}); it can go on with more"
@@ -96,18 +138,20 @@ class MemberRun:
         with (
             open(self.folder / "log.txt", "a", encoding="utf-8") as log,
             subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                start_new_session=True,  # a terminal sends Ctrl-C to all processes of its session
             ) as process,
-        ):
+        ):  # fmt: skip
+            ending = _Ending(process)
 
             def stop() -> None:
                 late.set()
-                process.terminate()
+                ending.begin()
 
             timer = threading.Timer(seconds, stop)
-            timer.start()
             saved = 0.0
             try:
+                timer.start()
                 assert process.stdout is not None
                 for line in process.stdout:
                     log.write(line)
@@ -123,7 +167,11 @@ class MemberRun:
                 raise
             finally:
                 timer.cancel()
-                _stop(process)
+                with _ignored(signal.SIGINT, signal.SIGTERM):
+                    if process.poll() is None:
+                        ending.begin()
+                        log.write(process.communicate()[0])
+                    ending.over()
                 self.state["minutes"] = before + (time.monotonic() - begin) / 60.0
                 self._save()
         return code, late.is_set()
@@ -132,17 +180,30 @@ class MemberRun:
         write_json(self.folder / STATE, self.state)
 
 
-def _stop(process: subprocess.Popen[str]) -> None:
-    """Ends a process that may be writing its checkpoint."""
-    if process.poll() is not None:
-        return
-    with _ignored(signal.SIGINT, signal.SIGTERM):
-        process.terminate()
-        try:
-            process.communicate(timeout=GRACE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+class _Ending:
+    """The end of a process that may be writing its checkpoint: it is told once, since a second signal would stop it at
+    once, and killed with all that it has started when it is not over GRACE seconds later."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self._once = threading.Lock()
+        self._killer = threading.Timer(GRACE, self._kill)
+
+    def begin(self) -> None:
+        if self._once.acquire(blocking=False):
+            self.process.terminate()
+            self._killer.start()
+
+    def over(self) -> None:
+        self._once.acquire(blocking=False)
+        self._killer.cancel()
+
+    def _kill(self) -> None:
+        if os.name == "nt":
+            self.process.kill()
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager

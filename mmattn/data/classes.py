@@ -1,7 +1,8 @@
 """Pictures with the class of each: photos in a folder a class, drawn shapes, and batches of either.
 
 A source is random access over records `{"image": path or pixels, "label": name of its class, "id": str}`, and has
-`classes`, the names in a fixed order, and `label_of(index)`, which opens and draws nothing.
+`classes`, the names in a fixed order, and `label_of(index)` and `id_of(index)`, which open and draw nothing. Where the
+mirror image of a picture may be of another class, it says `mirrors = False`.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ class FolderSource:
     """Random access to photos that lie in one folder a class: `folder/cat/1.jpg` is of the class "cat".
 
     Photos are told by their names' endings and not opened here. Those in deeper folders belong to the class of the
-    outermost; hidden files and folders are passed over. With a split, the photos of each class are dealt out by a hash
-    of their names, so that each split has its share of each class.
+    outermost; hidden files and folders are passed over. Photos are in the order of a hash of their names, so that the
+    first of them are of all classes. With a split, those of each class are dealt out in that order, so that each split
+    has its share of each class.
 
     Args:
         folder: holds a folder a class.
         split: "train", "valid" or "test". None takes all photos.
         shares: how much of each class goes to train, valid and test.
-        seed: another seed deals the photos out otherwise.
+        seed: another seed gives another order, and deals the photos out otherwise.
 
     Raises:
         CaptionFileError: no such folder, or no photo in it.
@@ -48,7 +50,7 @@ class FolderSource:
     ...         Path(root, name).parent.mkdir(exist_ok=True)
     ...         Path(root, name).touch()
     ...     source = FolderSource(root)
-    >>> source.classes, [source[index]["id"] for index in range(len(source))]
+    >>> source.classes, sorted(source.id_of(index) for index in range(len(source)))
     (('cat', 'dog'), ['cat/1.jpg', 'cat/2.png', 'dog/1.jpg'])
     """
 
@@ -67,15 +69,19 @@ class FolderSource:
         found = {path.name: _photos(path) for path in sorted(root.iterdir()) if path.is_dir() and path.name[0] != "."}
         found = {name: photos for name, photos in found.items() if photos}
         self.classes = tuple(found)
+
+        def dealt(photo: str) -> bytes:
+            return blake2b(f"{seed}\n{photo}".encode(), digest_size=8).digest()
+
         self._records: list[tuple[str, str, str]] = []  # path, class, id
         for name, photos in found.items():
-            ids = [f"{name}/{photo}" for photo in photos]
+            ids = sorted((f"{name}/{photo}" for photo in photos), key=dealt)
             if split is not None:
-                dealt = sorted(ids, key=lambda each: blake2b(f"{seed}\n{each}".encode(), digest_size=8).digest())
-                cuts = [0, *(round(len(dealt) * share) for share in accumulate(exact[:-1])), len(dealt)]
+                cuts = [0, *(round(len(ids) * share) for share in accumulate(exact[:-1])), len(ids)]
                 place = SPLITS.index(split)
-                ids = sorted(dealt[cuts[place] : cuts[place + 1]])
+                ids = ids[cuts[place] : cuts[place + 1]]
             self._records += [(str(root / each), name, each) for each in ids]
+        self._records.sort(key=lambda record: dealt(record[2]))
         if not self._records:
             where = f" in split {split!r}" if split else ""
             raise CaptionFileError(f"{root}: no photo{where}. A folder a class is wanted, as in {root / 'cat/1.jpg'}.")
@@ -90,6 +96,10 @@ class FolderSource:
     def label_of(self, index: int) -> str:
         """The class of photo `index`."""
         return self._records[index][1]
+
+    def id_of(self, index: int) -> str:
+        """The id of photo `index`."""
+        return self._records[index][2]
 
 
 class ShapeClasses(ShapesSource):
@@ -108,6 +118,7 @@ class ShapeClasses(ShapesSource):
     """
 
     classes = tuple(f"{shape} {relation}" for shape in SHAPES for relation in ("left of", "above"))
+    mirrors = False  # in a mirror the other object lies left
 
     def __init__(self, split: str, size: int | None = None, seed: int = 0, image_size: int = 64):
         super().__init__(split, size, seed, image_size)
@@ -132,11 +143,12 @@ class ClassBatches(PictureBatches):
         read_image: as for `mmattn.data.batches.CaptionBatches`.
         classes: names, in the order of the model's outputs.
         batch_size: B.
-        flip: mirror half of the pictures.
+        flip: mirror half of the pictures; refused where the source says that this can change their class.
         seed, shuffle, workers, threads, image_key, augment, skip_errors, on_error: as for `CaptionBatches`.
 
     Raises:
-        ValueError: an argument out of range, a source without pictures, or one with a class that is not in `classes`.
+        ValueError: an argument out of range, a source without pictures or whose pictures are not to be mirrored, or one
+            with a class that is not in `classes`.
 
     >>> source = ShapeClasses("train", 100)
     >>> batches = ClassBatches(source, lambda image: image, source.classes, batch_size=8)
@@ -164,6 +176,8 @@ class ClassBatches(PictureBatches):
         check_stream(batch_size, seed, workers, threads, image_key)
         if not len(source):
             raise ValueError("The source has no picture.")
+        if flip and not getattr(source, "mirrors", True):
+            raise ValueError("flip=true mirrors pictures, and here a mirror image can be of another class: flip=false.")
         numbers = {name: number for number, name in enumerate(classes)}
         names = [source.label_of(index) for index in range(len(source))]
         if strange := sorted(set(names) - numbers.keys()):
@@ -179,9 +193,9 @@ class ClassBatches(PictureBatches):
         self.labels = labels
 
     def fingerprint(self) -> str:
-        """Of the classes of all pictures and the settings; the pictures are not looked at."""
-        examples = self._examples
-        return fingerprint_of([self.batch_size, examples.seed, examples.shuffle, examples.flip], [self.labels])
+        """Of the ids and classes of all pictures and the settings; the pictures are not looked at."""
+        examples, ids = self._examples, [self.source.id_of(index) for index in range(len(self.source))]
+        return fingerprint_of([self.batch_size, examples.seed, examples.shuffle, examples.flip, ids], [self.labels])
 
 
 class _ClassExamples(Examples):

@@ -123,7 +123,7 @@ class ShapesSource:
             objects.append({"colour": thing.pair[0], "shape": thing.pair[1], "box": box, "mask": cover_of_picture})
         first, second = (thing.pair for thing in things)
         return {
-            "id": f"{self.split}-{index % self.size:06d}",
+            "id": self.id_of(index),
             "image": np.asarray(canvas),
             "captions": true_captions(first, relation, second),
             "objects": objects,
@@ -131,6 +131,10 @@ class ShapesSource:
             "split": self.split,
             "kind": kind,
         }
+
+    def id_of(self, index: int) -> str:
+        """The id of picture `index`, without drawing it."""
+        return f"{self.split}-{index % self.size:06d}"
 
     def training_captions(self, index: int) -> list[str]:
         """The captions of picture `index` to train on, without drawing it."""

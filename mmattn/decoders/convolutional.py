@@ -170,14 +170,12 @@ class ConvolutionalDecoder(KeepsQuantization, keras.layers.Layer):
         embeddings = self.embedding_dropout(embeddings, training=training)
         x = self.input_map(embeddings)  # (B, T, D)
         scores = []
-        keys, values = self._sources(memory, memory_mask)
+        context = self._context(memory, memory_mask)
         for i, block in enumerate(self.blocks):
             x = block(x, training=training)
             if self.attentions:
-                x, weights = self.attentions[i](
-                    x, embeddings, keys, values, memory_mask=memory_mask, return_attention_scores=True
-                )
-                scores.append(weights)
+                x, weights = self.attentions[i].attend(x, embeddings, context)
+                scores.append(weights[:, None])
         if places is not None:
             x = ops.take(ops.reshape(x, (-1, self.hidden_dim)), places, axis=0)  # (M, D)
         logits, state = self._logits(x, training), () if state is None else state
@@ -210,7 +208,7 @@ class ConvolutionalDecoder(KeepsQuantization, keras.layers.Layer):
 
         Args:
             memory: `(B, S, D')`, or None for a language model (then `batch_size` is needed).
-            memory_mask: `(B, S)` boolean or None.
+            memory_mask: `(B, S)` boolean or None. The mask that Keras has attached to the memory counts then.
             max_length: how many steps there will be at most.
             batch_size: B, where there is no memory to tell it.
 
@@ -228,10 +226,7 @@ class ConvolutionalDecoder(KeepsQuantization, keras.layers.Layer):
             if memory is None:
                 raise ValueError("Without a memory, start needs batch_size, the number of rows. Received None.")
             batch_size = ops.shape(memory)[0]
-        context: Any = {}
-        if self.attentions:
-            context = self.attentions[0].start(*self._sources(memory, memory_mask), memory_mask)
-        return context, [block.start(batch_size) for block in self.blocks]
+        return self._context(memory, memory_mask), [block.start(batch_size) for block in self.blocks]
 
     def step(self, token_ids: Any, index: Any, context: Any, state: Any) -> tuple[Any, Any]:
         """Scores the token that follows position `index`.
@@ -259,15 +254,19 @@ class ConvolutionalDecoder(KeepsQuantization, keras.layers.Layer):
     def _logits(self, x: Any, training: bool | None = False) -> Any:
         return self.token_embedding(self.output_dropout(self.output_map(x), training=training), reverse=True)
 
-    def _sources(self, memory: Any, memory_mask: Any) -> tuple[Any, Any]:
-        """The keys and values `(B, S, F)` of the memory; None of a language model."""
+    def _context(self, memory: Any, memory_mask: Any) -> dict[str, Any]:
+        """The keys and values `(B, S, F)` of the memory and its mask, for all layers; nothing of a language model."""
         if memory is None:
-            return None, None
+            return {}
+        if memory_mask is None:
+            memory_mask = getattr(memory, "_keras_mask", None)
         memory = ops.cast(memory, self.compute_dtype)
         if self.memory_map is not None:
-            return sources(self.memory_map(memory, mask=memory_mask), None, self.num_layers, memory_mask)
-        outputs, embeddings = ops.split(memory, 2, axis=-1)
-        return sources(outputs, embeddings, self.num_layers, memory_mask)
+            outputs, embeddings = self.memory_map(memory, mask=memory_mask), None
+        else:
+            outputs, embeddings = ops.split(memory, 2, axis=-1)
+        keys, values = sources(outputs, embeddings, self.num_layers, memory_mask)
+        return self.attentions[0].start(keys, values, memory_mask)
 
     def _check(self, token_ids: Any, memory: Any, return_attention_scores: bool) -> None:
         self._check_memory(None if memory is None else memory.shape)

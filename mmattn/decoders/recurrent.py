@@ -20,9 +20,11 @@ from mmattn.layers.seeds import part_seed
 class RecurrentDecoder(KeepsQuantization, keras.layers.Layer):
     """Embedded tokens, the layers and attention of `mmattn.layers.AttentiveStack`, and scores of the next token.
 
-    It holds sequence to sequence learning as it was before the Transformer: `attention=None, input_feeding=False` with
-    an encoder's `summary=True` is that of Sutskever et al. 2014, `attention=None` with one that of Cho et al. 2014,
-    "bahdanau" the first attention, "luong_.." those after it; with patches for a memory, Show, Attend and Tell.
+    It holds what was before the Transformer: `attention=None, input_feeding=False` with an encoder's `summary=True` is
+    after Sutskever et al. 2014, `attention=None` with one after Cho et al. 2014, "bahdanau" after the first attention,
+    "luong_.." after those that followed; with patches for a memory, after Show, Attend and Tell. `AttentiveStack` says
+    where it differs: in what a text starts from, in the readout, in the GRU. Here Sutskever's encoder reads both ways
+    and the source as it stands; theirs reads it once, backwards.
 
     Args:
         vocabulary_size: V.

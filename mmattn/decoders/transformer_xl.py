@@ -42,8 +42,8 @@ class TransformerXLDecoder(TransformerDecoder):
         logits `(B, T, V)` and the state for the next call; and with `return_attention_scores` the weights.
 
     Raises:
-        ValueError: as `TransformerDecoder`, for positions that a memory does not go with, and for a state that does not
-            fit.
+        ValueError: as `TransformerDecoder`, for positions that a memory does not go with, for a `max_length`, and for a
+            state that does not fit.
 
     Example:
         >>> import numpy as np
@@ -75,6 +75,8 @@ class TransformerXLDecoder(TransformerDecoder):
                 f"What is remembered keeps no place of its own, so positions is one of {', '.join(IN_ATTENTION)}. "
                 f"Received {positions!r}."
             )
+        if kwargs.get("max_length") is not None:
+            raise ValueError(f"There is no longest text here. Received max_length={kwargs['max_length']!r}.")
         sizes = (vocabulary_size, hidden_dim, num_layers, num_heads, intermediate_dim)
         super().__init__(*sizes, positions=positions, **kwargs)
         self.memory_length = _check_length(memory_length)

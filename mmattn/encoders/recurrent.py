@@ -50,7 +50,7 @@ class RecurrentEncoder(keras.layers.Layer):
 
     Source:
         Schuster and Paliwal, "Bidirectional Recurrent Neural Networks", 1997; Bahdanau et al. 2015, section 3.2;
-        Sutskever et al. 2014 for the summary.
+        after Sutskever et al. 2014, the summary (theirs is of every layer, and of the reversed source).
     """
 
     def __init__(
@@ -137,6 +137,7 @@ class RecurrentEncoder(keras.layers.Layer):
         ids = inputs["source_ids"]
         mask = ops.not_equal(ids, PAD)
         x = self.token_embedding(ids)  # (B, S, E)
+        x = ops.where(mask[..., None], x, ops.zeros((), x.dtype))  # what the layers pass over still has a gradient
         if training and self.token_dropout:  # hidden, not rescaled: at inference every token is there
             x = self.hidden_tokens(x, training=True) * (1.0 - self.token_dropout)
         x = self.dropouts[0](x, training=training)

@@ -47,7 +47,8 @@ class MaskFiller:
     """Fills in what stands for `[MASK]` in sentences.
 
     A mask stands for one piece of the tokenizer's: for a whole word where blanks lie on both of its sides and the
-    vocabulary has the word in one piece. Several masks are filled in each by itself.
+    vocabulary has the word in one piece, for a part of one where text adjoins it, as in "[MASK]ing". Several masks are
+    filled in each by itself.
 
     Args:
         model: an `mmattn.heads.MaskedLanguageModel`.
@@ -77,8 +78,9 @@ class MaskFiller:
         self._compiled = backend.compile(self._log_probabilities, jit=False, variables_of=model)
         begins = [piece.startswith(_BLANK) for piece in tokenizer.pieces(range(tokenizer.vocabulary_size))]
         known = np.arange(tokenizer.vocabulary_size) >= _SPECIAL
-        self._beginning = known & np.array(begins)  # the pieces that begin a word
         self._inside = known & ~np.array(begins)
+        # The pieces that begin a word; of characters, the blank is a token of its own.
+        self._beginning = self._inside if tokenizer.model_type == "char" else known & np.array(begins)
 
     @classmethod
     def load(
@@ -116,7 +118,8 @@ class MaskFiller:
 
         Returns:
             a list of `Filling`, also for one sentence. A probability is that of the piece among all pieces; where a
-            blank stands before the mask only pieces that begin a word are given, elsewhere only those that don't.
+            blank stands before the mask only pieces that begin a word are given, elsewhere only those that don't. Where
+            each character is a token, it is any but the blank.
 
         Raises:
             SourceError: with on_error="raise".
@@ -156,22 +159,21 @@ class MaskFiller:
             raise SourceError(number, f"it has no {MASK}")
         ids, begins = self._encoded(parts[0]), []
         for before, part in itertools.pairwise(parts):
-            begins.append(before[-1:].isspace() or not ids)
-            ids.append(self.mask_id)
-            more = self._encoded(part)
-            if more and not part[0].isspace() and self.tokenizer.pieces(more[:1]) == [_BLANK]:
-                more = more[1:]  # a blank that the tokenizer puts before every text
-            ids += more
+            begins.append(self.tokenizer.normalize(f"a{before}a")[-2:-1].isspace() or not ids)
+            adjoins = not self.tokenizer.normalize(f"a{part}a")[1:2].isspace()  # signs may be blanks to the tokenizer
+            ids += [self.mask_id, *self._encoded(part, adjoins)]
         if len(ids) >= most:
             raise SourceError(
                 number, f"{len(ids) + 1} tokens with the end token, and {most} are allowed (max_source_length)"
             )
         return [*ids, self.tokenizer.eos_id], begins
 
-    def _encoded(self, part: str) -> list[int]:
-        """The ids of what stands before, between or after masks. The blanks beside a mask belong to the words there,
-        and are tokens of their own only where every character is one."""
-        return self.tokenizer.encode(part if self.tokenizer.model_type == "char" else part.strip())
+    def _encoded(self, part: str, adjoins: bool = False) -> list[int]:
+        """The ids of what stands before, between or after masks; `adjoins`: the word of a mask goes on. The blanks
+        beside a mask belong to the words there, and are tokens of their own only where every character is one."""
+        kind = self.tokenizer.model_type
+        encode = self.tokenizer.encode_rest if adjoins and kind != "word" else self.tokenizer.encode
+        return encode(part if kind == "char" else part.strip())
 
     def _filled(self, group: list[tuple[int, list[int], list[bool]]], nbest: int, rows: int) -> list[Filling]:
         width = widened(max(len(ids) for _, ids, _ in group), longest_source(self.model))

@@ -11,7 +11,7 @@ import keras
 from keras import ops
 
 from mmattn import backend
-from mmattn.layers.masks import check_padding
+from mmattn.layers.masks import mean_of_real
 from mmattn.layers.quantized import KeepsQuantization
 from mmattn.layers.recurrent_stack import RecurrentStack
 from mmattn.layers.seeds import part_seed
@@ -29,11 +29,12 @@ class AttentiveStack(KeepsQuantization, keras.layers.Layer):
     recurrent encoder's alone). Then, with the attention
 
     "bahdanau"  the state before a word asks; what it finds enters the layers with the word; state, word and find make
-                the readout tanh(W [s; y; c]);
+                the readout tanh(W [s; y; c]) (the paper's is a maxout layer over the state before the word, y and c);
     "luong_.."  the layers read the word, and the new state asks; the readout is tanh(W [c; s]), and with
                 `input_feeding` it enters the layers with the next word;
     None        the memory's mean is all there is. With `input_feeding` it enters with each word, and the readout is
-                that of "bahdanau" (Cho et al. 2014), without it is the state itself (Sutskever et al. 2014).
+                that of "bahdanau" (after Cho et al. 2014, with a maxout layer there), without it is the state itself
+                (after Sutskever et al. 2014, whose layers each start from the encoder's layer of the same height).
 
     Where nothing that is found enters the layers, a call reads all words at once and asks for all of them at once.
 
@@ -67,8 +68,8 @@ class AttentiveStack(KeepsQuantization, keras.layers.Layer):
         ((1, 3, 8), (1, 3, 5))
 
     Source:
-        Bahdanau et al. 2015, section A.2; Luong et al. 2015, sections 3.1 and 3.3; Sutskever et al. 2014; Cho et al.
-        2014; Xu et al., "Show, Attend and Tell", 2015, section 3.1.2.
+        After Bahdanau et al. 2015, section A.2; Luong et al. 2015, sections 3.1 and 3.3; Sutskever et al. 2014; Cho et
+        al. 2014; Xu et al., "Show, Attend and Tell", 2015, section 3.1.2.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class AttentiveStack(KeepsQuantization, keras.layers.Layer):
         if memory_mask is None:
             memory_mask = getattr(memory, "_keras_mask", None)
         context: dict[str, Any] = {}
-        mean = _mean(ops.cast(ops.convert_to_tensor(memory), self.compute_dtype), memory_mask)
+        mean = mean_of_real(ops.cast(ops.convert_to_tensor(memory), self.compute_dtype), memory_mask)
         if self.asking is not None:
             context["attention"] = self.asking.start(memory, memory_mask)
         elif self.is_fed:
@@ -246,15 +247,6 @@ class AttentiveStack(KeepsQuantization, keras.layers.Layer):
             "dropout": self.dropout,
             "seed": self.seed,
         }
-
-
-def _mean(memory: Any, mask: Any) -> Any:
-    """The mean of the real positions `(B, D')`; zeros where there are none."""
-    if mask is None:
-        return ops.mean(memory, axis=1)
-    real = check_padding(mask, memory.shape[1], "memory_mask")[..., None]
-    count = ops.maximum(ops.sum(ops.cast(real, "int32"), axis=1), 1)
-    return ops.sum(ops.where(real, memory, ops.zeros((), memory.dtype)), axis=1) / ops.cast(count, memory.dtype)
 
 
 def _check_attention(attention: str | None, input_feeding: bool, cross_attention: bool) -> None:

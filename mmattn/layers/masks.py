@@ -229,6 +229,31 @@ def check_padding(mask: Any, positions: Any, name: str) -> Any:
     return mask
 
 
+def mean_of_real(memory: Any, mask: Any = None) -> Any:
+    """The mean of the real positions of `(B, S, D)`, `(B, D)`; zeros where there are none.
+
+    It is summed in float32 at least: a sum of many positions overflows in float16.
+
+    Args:
+        memory: `(B, S, D)`.
+        mask: `(B, S)` boolean, True = real; None = all.
+
+    Example:
+        >>> import numpy as np
+        >>> memory, mask = np.array([[[2.0], [4.0], [9.0]]]), np.array([[True, True, False]])
+        >>> float(mean_of_real(memory, mask)[0, 0]), float(mean_of_real(memory)[0, 0])
+        (3.0, 5.0)
+    """
+    memory = ops.convert_to_tensor(memory)
+    if mask is None:
+        return ops.mean(memory, axis=1)
+    real = check_padding(mask, memory.shape[1], "memory_mask")[..., None]
+    wide = keras.backend.result_type(memory.dtype, "float32")
+    count = ops.maximum(ops.sum(ops.cast(real, wide), axis=1), 1.0)
+    total = ops.sum(ops.cast(ops.where(real, memory, ops.zeros((), memory.dtype)), wide), axis=1)
+    return ops.cast(total / count, memory.dtype)
+
+
 def combine_masks(*masks: Any) -> Any:
     """The conjunction of masks that broadcast against each other; None stands for "everything may be seen".
 

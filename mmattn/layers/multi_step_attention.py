@@ -37,7 +37,7 @@ class MultiStepAttention(KeepsQuantization, keras.layers.Layer):
         `(B, T, D)`, or this and the weights.
 
     Step by step: `start(keys, values, memory_mask)` gives a context, which layers of one source share; `step(inputs
-    (B, D), embeddings (B, F), context)` gives `(B, D)`.
+    (B, D), embeddings (B, F), context)` gives `(B, D)`, `attend` the same of all places, with the weights.
 
     Example:
         >>> import numpy as np
@@ -78,15 +78,17 @@ class MultiStepAttention(KeepsQuantization, keras.layers.Layer):
         memory_mask: Any = None,
         return_attention_scores: bool = False,
     ) -> Any:
-        found, weights = self.attention(
-            self._query(inputs, embeddings), keys, memory_mask=memory_mask, value=values, return_attention_scores=True
-        )
-        output = self._joined(inputs, found)
-        return (output, weights) if return_attention_scores else output
+        output, weights = self.attend(inputs, embeddings, self.start(keys, values, memory_mask))
+        return (output, weights[:, None]) if return_attention_scores else output
 
     def start(self, keys: Any, values: Any, memory_mask: Any = None) -> dict[str, Any]:
         """What every step shares: the source, whatever stands at places that are not real set to zeros."""
         return self.attention.start(keys, memory_mask, values)
+
+    def attend(self, inputs: Any, embeddings: Any, context: dict[str, Any]) -> tuple[Any, Any]:
+        """All places, `(B, T, D)`, with what they find in the source that `start` gave; and the weights `(B, T, S)`."""
+        found, weights = self.attention.attend(self._query(inputs, embeddings), context)
+        return self._joined(inputs, found), weights
 
     def step(self, inputs: Any, embeddings: Any, context: dict[str, Any]) -> Any:
         """One place: `(B, D)`, with what it finds in the source."""

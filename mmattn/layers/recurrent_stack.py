@@ -64,8 +64,9 @@ class RecurrentStack(keras.layers.Layer):
         True
 
     Source:
-        Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997; Cho et al., "Learning Phrase Representations using
-        RNN Encoder-Decoder", 2014.
+        Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997. The GRU is after Cho et al., "Learning Phrase
+        Representations using RNN Encoder-Decoder", 2014: they reset the state before it is multiplied, Keras the
+        product (`reset_after=True`).
     """
 
     def __init__(

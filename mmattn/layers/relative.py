@@ -174,7 +174,7 @@ class ProjectedDistances(keras.layers.Layer):
         """What is added to the scores, `(B, H, T, S)`, for queries `(B, H, T, K)`."""
         rates = np.exp(np.arange(0, self.width, 2) * (-math.log(10000.0) / self.width))
         wide = wide_of(query.dtype)
-        angles = ops.cast(_distances(sight), wide)[:, None] * rates.astype(wide)
+        angles = ops.cast(_distances(sight), wide)[:, None] * ops.convert_to_tensor(rates, dtype=wide)
         sinusoids = ops.cast(ops.concatenate([ops.sin(angles), ops.cos(angles)], axis=-1), query.dtype)  # (E, D)
         vectors = ops.einsum("ed,dhk->hke", sinusoids, ops.cast(self.kernel, query.dtype))
         asked = (query + ops.cast(self.place_bias, query.dtype)[:, None, :]) * self.scale

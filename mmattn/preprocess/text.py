@@ -17,7 +17,14 @@ from typing import Any, ClassVar, Literal
 import sentencepiece
 
 from mmattn.preprocess.normalization import BLANK
-from mmattn.preprocess.vocabulary import SPECIAL_IDS, read_joiner, read_model_type, train_model, valid_text
+from mmattn.preprocess.vocabulary import (
+    SPECIAL_IDS,
+    read_joiner,
+    read_model_type,
+    train_model,
+    valid_text,
+    without_prefix,
+)
 from mmattn.preprocess.words import group_words, join_tokens
 
 UNKNOWN = "\u2047"  # how SentencePiece writes an unknown piece in decoded text
@@ -65,6 +72,7 @@ class Tokenizer:
     def __init__(self, model_bytes: bytes) -> None:
         self.model_bytes = bytes(model_bytes)
         self._tensorflow: Any = None
+        self._rest: Any = None  # the model of `encode_rest`
         if not self.model_bytes:
             raise ValueError("A SentencePiece model is needed; these are 0 bytes.")
         try:
@@ -167,6 +175,17 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Token ids of one text, without bos and eos. No text gives a special id other than unk."""
         return self._model.encode(valid_text(text))
+
+    def encode_rest(self, text: str) -> list[int]:
+        """Token ids of a text that goes on with a word: `encode` without the blank that it puts before every text.
+
+        >>> tokenizer = Tokenizer.train(["sing", "sang"], vocabulary_size=20, shrink=True)
+        >>> tokenizer.encode_rest("ing") == tokenizer.encode("ing")[1:]
+        True
+        """
+        if self._rest is None:
+            self._rest = sentencepiece.SentencePieceProcessor(model_proto=without_prefix(self.model_bytes))
+        return self._rest.encode(valid_text(text))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids: up to the first eos, without pad and bos; an unknown piece reads " \u2047 "."""

@@ -21,7 +21,7 @@ SPECIAL_IDS = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3}
 MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}  # numbered as in the model's bytes
 
 _WHOLE = ("word", "char")  # their pieces are given by the text: all of them, or the most frequent
-_TRAINER, _TRAINER_TYPE, _DENORMALIZER, _CHARSMAP = 2, 3, 5, 2  # numbers of fields
+_TRAINER, _TRAINER_TYPE, _NORMALIZER, _PREFIX, _DENORMALIZER, _CHARSMAP = 2, 3, 3, 3, 5, 2  # numbers of fields
 _LONGEST_KEY = 256  # bytes
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -86,6 +86,11 @@ def read_model_type(model: bytes) -> str:
     trainer = next((value for number, value in _fields(model) if number == _TRAINER), b"")
     kind = next((value for number, value in _fields(trainer) if number == _TRAINER_TYPE), b"\1")
     return MODEL_TYPES.get(int.from_bytes(kind[:1], "big"), "unigram")
+
+
+def without_prefix(model: bytes) -> bytes:
+    """The model without the blank before a text: of a field that is there twice, what is said last holds."""
+    return model + bytes([_NORMALIZER << 3 | 2, 2, _PREFIX << 3, False])
 
 
 def read_joiner(model: bytes) -> str | None:

@@ -12,7 +12,7 @@ import keras
 from mmattn.bundle import Bundle, save_bundle, update_bundle
 from mmattn.data.text import TextBatches
 from mmattn.inference import Writer
-from mmattn.tasks.parts import Report, blame, check_part, tokenizer_of
+from mmattn.tasks.parts import Report, blame, check_part, check_settings, tokenizer_of
 from mmattn.training.folder import write_json
 from mmattn.training.likelihood import SCORES, measurer
 
@@ -61,9 +61,10 @@ class LanguageModelling:
     @staticmethod
     def trials(parts: dict[str, Any], vocabulary_size: int) -> dict[str, Callable[[], Any]]:
         """What to try before data are read, by place in the configuration; a setting that cannot work raises."""
-        text = "a" * (parts["batches"].keywords.get("length", 1) + 1)
-        source = [{"id": "1", "text": text}]
+        length = parts["batches"].keywords.get("length", 1)
+        source = [{"id": "1", "text": "a" * (length + 1)}]
         return {
+            "batches.length": lambda: check_settings("language_model", context_length=length),
             "model": lambda: _model(parts, vocabulary_size),
             "encoder": lambda: check_part(parts["encoder"], type(None), "no encoder: encoder=none"),
             "batches": lambda: parts["batches"](source=source, encode_text=lambda text: [4] * len(text)),
@@ -89,9 +90,8 @@ class LanguageModelling:
 
     def finish(self, folder: Path, card: dict[str, Any], monitor: str) -> dict[str, Any]:
         """Writes the bundle and scores it on the test split."""
-        length = self.batches["train"].length
         bundle = save_bundle(
-            folder / "bundle", self.language_model, self.tokenizer, generation={"context_length": length}, card=card,
+            folder / "bundle", self.language_model, self.tokenizer, generation=self._generation(), card=card,
             weights_dtype=self.parts["final"].weights_dtype,
         )  # fmt: skip
         self.say("Test split, by the bundle.")
@@ -102,6 +102,10 @@ class LanguageModelling:
         update_bundle(bundle.folder, card={"scores": {"test": {n: round(v, 4) for n, v in tested.items()}}})
         write_json(folder / "results.json", results)
         return results
+
+    def _generation(self) -> dict[str, Any]:
+        """The bundle's settings that come from how it was trained."""
+        return {"context_length": self.batches["train"].length}
 
     def _tested(self, bundle: Bundle) -> tuple[dict[str, float], dict[str, Any]]:
         """The bundle's scores on the test split, and what more is to be noted."""

@@ -12,7 +12,7 @@ import keras
 from mmattn.bundle import Bundle, save_bundle, update_bundle
 from mmattn.data.masked import MaskedBatches, hidden_once
 from mmattn.metrics.neighbours import Neighbours
-from mmattn.tasks.parts import Report, blame, check_part, tokenizer_of
+from mmattn.tasks.parts import Report, blame, check_part, check_settings, tokenizer_of
 from mmattn.training.folder import write_json
 from mmattn.training.likelihood import SCORES, measurer
 
@@ -72,8 +72,9 @@ class MaskedModelling:
     def trials(parts: dict[str, Any], vocabulary_size: int) -> dict[str, Callable[[], Any]]:
         """What to try before data are read, by place in the configuration; a setting that cannot work raises."""
         source = [{"id": "1", "text": "a"}]
-        size = max(vocabulary_size, 5)
+        size, longest = max(vocabulary_size, 5), parts["batches"].keywords.get("max_length", 256)
         return {
+            "batches.max_length": lambda: check_settings("masked_language_model", max_source_length=longest),
             "encoder": lambda: check_part(parts["encoder"], partial, "an encoder of tokens: encoder=text"),
             "decoder": lambda: check_part(parts["decoder"], type(None), "no decoder: decoder=none"),
             "model": lambda: _model(parts, vocabulary_size),

@@ -54,7 +54,12 @@ def check_part(part: Any, kind: type, wanted: str) -> None:
 def check_decoding(parts: dict[str, Any], kind: str, **more: Any) -> None:
     """Refuses settings that a bundle of that kind could not hold, of those that the end of a run will try."""
     for candidate in parts["final"].grid():
-        check_generation({**KINDS[kind].generation, **parts["validation"].decoding(), **candidate, **more}, kind)
+        check_settings(kind, **{**parts["validation"].decoding(), **candidate, **more})
+
+
+def check_settings(kind: str, **settings: Any) -> None:
+    """Refuses settings that a bundle of that kind could not hold, of those that come from how it is trained."""
+    check_generation({**KINDS[kind].generation, **settings}, kind)
 
 
 def features_of(parts: dict[str, Any], sources: dict[str, Any], say: Callable[[str], None]) -> Any:

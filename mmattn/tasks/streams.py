@@ -15,6 +15,8 @@ from mmattn.stream_model import StreamModel
 from mmattn.tasks.language import LanguageModelling
 from mmattn.training.likelihood import counted, scores_of
 
+STREAMS = 8  # that a text is scored in, at most: where each begins, the model remembers nothing yet
+
 
 class StreamModelling(LanguageModelling):
     """The side of a run whose model remembers from batch to batch: see `mmattn.stream_model.StreamModel`.
@@ -39,8 +41,11 @@ class StreamModelling(LanguageModelling):
     @staticmethod
     def measurer(model: keras.Model) -> Callable[[Any], dict[str, float]]:
         """A function that takes a split's batches and gives their scores, read with the model's own memory."""
-        measure = stream_measurer(model)
-        return lambda batches: measure(batches.one_pass(), model.decoder.memory_length)
+        measure, known = stream_measurer(model), model.decoder.memory_length
+        return lambda batches: measure(batches.one_pass(streams_of(batches.batch_size)), known)
+
+    def _generation(self) -> dict[str, Any]:
+        return {**super()._generation(), "documents": bool(self.batches["train"].documents)}
 
     def _tested(self, bundle: Bundle) -> tuple[dict[str, float], dict[str, Any]]:
         """The scores, and those by the length of the memory: none, as in training, and longer."""
@@ -48,7 +53,8 @@ class StreamModelling(LanguageModelling):
         lengths = dict.fromkeys([0, known, 2 * known, 4 * known])
         scores = by_memory(bundle.model, self.batches["test"], lengths)
         self.say("\n".join(table(scores)))
-        return scores[known], {"test_by_memory": {str(length): found for length, found in scores.items()}}
+        by_length = {str(length): found for length, found in scores.items()}
+        return scores[known], {"test_by_memory": by_length, "test_streams": streams_of(self.batches["test"].batch_size)}
 
 
 def stream_measurer(model: keras.Model) -> Callable[[Iterable[Any], int], dict[str, float]]:
@@ -80,9 +86,17 @@ def stream_measurer(model: keras.Model) -> Callable[[Iterable[Any], int], dict[s
 
 
 def by_memory(model: keras.Model, batches: Any, memory_lengths: Iterable[int], batch_size: int | None = None) -> Any:
-    """The scores of one pass over the batches for each length of the memory, by that length."""
-    measure = stream_measurer(model)
-    return {length: measure(batches.one_pass(batch_size), length) for length in memory_lengths}
+    """The scores of one pass over the batches for each length of the memory, by that length.
+
+    `batch_size`: how many streams; None: those of the batches, at most `STREAMS`.
+    """
+    measure, size = stream_measurer(model), streams_of(batches.batch_size) if batch_size is None else batch_size
+    return {length: measure(batches.one_pass(size), length) for length in memory_lengths}
+
+
+def streams_of(batch_size: int) -> int:
+    """How many streams a text is scored in, where batches have so many rows."""
+    return min(batch_size, STREAMS)
 
 
 def table(scores: dict[int, dict[str, float]]) -> list[str]:
@@ -106,9 +120,9 @@ def evaluate(
         bundle: of a model that remembers.
         source: records with `text`.
         settings: the bundle's.
-        batch_size: streams that the text is cut into; each begins without a memory.
-        memory_lengths: None: the one that it was trained with.
+        batch_size: streams that the text is cut into, of which there are at most `STREAMS`.
+        memory_lengths: None: the one in the settings, or that it was trained with.
     """
-    length = settings["context_length"] or 256
-    batches = StreamBatches(source, bundle.tokenizer.encode, batch_size, length)
-    return by_memory(bundle.model, batches, memory_lengths or [bundle.model.decoder.memory_length])
+    length, known = settings["context_length"] or 256, settings["memory_length"] or bundle.model.decoder.memory_length
+    batches = StreamBatches(source, bundle.tokenizer.encode, batch_size, length, documents=settings["documents"])
+    return by_memory(bundle.model, batches, memory_lengths or [known])

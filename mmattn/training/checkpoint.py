@@ -33,15 +33,19 @@ class DamagedCheckpoint(CheckpointError):
     """A checkpoint file is cut short or changed."""
 
 
-def capture(model: keras.Model) -> Arrays:
+def capture(model: keras.Model, wanted: Callable[[Any], bool] = lambda variable: True) -> Arrays:
     """Copies every variable of a compiled model: weights, seed generators, optimizer (with averages), metrics.
+
+    Args:
+        model: compiled and built.
+        wanted: of which variables; without it of all.
 
     Returns:
         name -> array, the name being group, place and path, such as `model/0003:decoder/embedding/embeddings`.
     """
     if hasattr(model, "jax_state_sync"):  # within fit, Keras on JAX keeps the state outside the model
         model.jax_state_sync()
-    return {name: value_of(variable) for name, variable in _variables(model)}
+    return {name: value_of(variable) for name, variable in _variables(model) if wanted(variable)}
 
 
 def value_of(variable: Any) -> np.ndarray:

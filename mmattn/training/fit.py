@@ -324,9 +324,10 @@ class TrainingLoop:
         return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
 
     def _save(self) -> None:
+        arrays = capture(self.model)  # first, because on JAX a model in training has no weights until it is asked
         self._check_weights()
         info = {name: value for name, value in dataclasses.asdict(self.state).items() if name != "step"}
-        self.checkpoints.save(capture(self.model), self.state.step, info)
+        self.checkpoints.save(arrays, self.state.step, info)
         self._saved_at = time.monotonic()
 
 

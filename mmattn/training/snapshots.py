@@ -33,11 +33,10 @@ class Snapshots:
             return
         self.folder.mkdir(exist_ok=True)
         weights = {
-            name: array
-            for name, array in capture(model).items()
-            if name.startswith("model/") and keras.backend.is_float_dtype(str(array.dtype))
+            id(v) for v in model.weights if keras.backend.is_float_dtype(keras.backend.standardize_dtype(v.dtype))
         }
-        write(self.folder / f"step-{step:08d}.npz", weights, {"step": step, "score": score})
+        arrays = capture(model, lambda variable: id(variable) in weights)
+        write(self.folder / f"step-{step:08d}.npz", arrays, {"step": step, "score": score})
         files = self._files()
         kept = {*self._last(files), *self._best(files)}
         for path in files:

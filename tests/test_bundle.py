@@ -454,7 +454,7 @@ def test_a_nest_too_deep_for_python_is_refused(saved: Path, tmp_path: Path) -> N
 
 
 def test_defaults_never_ask_for_more_than_the_model_can_make(tmp_path: Path) -> None:
-    short = make_model(max_length=9)
+    short = make_model(positions="learned", max_length=9)
     assert save_bundle(tmp_path / "short", short, TOKENIZER, READER).generation["max_length"] == 9
     with pytest.raises(BundleError, match=r"generation\.max_length=10 exceeds the model's longest sequence, 9"):
         save_bundle(tmp_path / "long", short, TOKENIZER, READER, {"max_length": 10})

@@ -149,7 +149,8 @@ def test_another_length_needs_no_new_program(photos: list[np.ndarray], captioner
 
 
 def test_defaults_fit_a_model_of_limited_length(photos: list[np.ndarray], captioner: Captioner) -> None:
-    decoder = TransformerDecoder(TOKENIZER.vocabulary_size, hidden_dim=32, num_layers=1, num_heads=2, max_length=7)
+    sizes = {"hidden_dim": 32, "num_layers": 1, "num_heads": 2}
+    decoder = TransformerDecoder(TOKENIZER.vocabulary_size, positions="learned", max_length=7, **sizes)
     model = EncoderDecoder(captioner.model.encoder, decoder)
     model({"pixels": np.zeros((1, 32, 48, 3), "uint8"), "target_ids": np.array([[2, 5]])})
     short = Captioner(model, TOKENIZER, captioner.reader)

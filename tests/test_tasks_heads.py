@@ -67,7 +67,14 @@ def photo_settings(photos, runs):
 @pytest.fixture(scope="module")
 def classified(photos, tmp_path_factory):
     runs = tmp_path_factory.mktemp("classified")
-    more = ["limit.train=null", "limit.valid=null", "limit.test=null", "fit.epochs=6", "batches.flip=true"]
+    more = [
+        "limit.train=null",
+        "limit.valid=null",
+        "limit.test=null",
+        "fit.epochs=6",
+        "batches.flip=true",
+        "optimizer.use_ema=false",
+    ]
     assert train.main([*photo_settings(photos, runs), *more]) == 0
     (made,) = runs.iterdir()
     return made

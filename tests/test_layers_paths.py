@@ -842,7 +842,8 @@ def test_slopes_of_slopes_are_the_same_on_both_paths(name, mode):
         return ops.matmul(weights / ops.where(total > 0, total, ops.ones_like(total)), value)
 
     expected = slopes_of_slopes(plain, case.arrays()[:3], mode)
-    for path in ("explicit", "chunked"):
+    # TensorFlow's XLA has no slopes of a loop in a loop
+    for path in ("explicit",) if mode == "xla" else ("explicit", "chunked"):
         run = case.attend(path)
         found = slopes_of_slopes(lambda *arrays, run=run: run(*arrays, *masks), case.arrays()[:3], mode)
         for one, other in zip(found, expected, strict=True):

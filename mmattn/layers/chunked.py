@@ -6,6 +6,9 @@ block has all its keys, so that its softmax is the backend's own: to split the k
 weights, on a CPU more than it saves. Where places limit what may be seen, the keys that no query of some blocks can
 see are left out.
 
+Slopes of slopes pass through it, but not where XLA compiles them for TensorFlow, which cannot differentiate a loop in a
+loop: there `flash_attention=False` takes the explicit path.
+
 A block is of as many queries as fit, then of as many heads: one large product per head uses several processors, many
 small ones do not.
 

@@ -75,21 +75,28 @@ def compare(config: dict[str, Any], runs: list[MemberRun], folder: Path, command
     report = None
     for run in runs:
         before = _member(run)
-        if config["only"] is None or run.name in config["only"]:
-            if not run.finished:
-                say(f"{run.name}: {'continues' if run.run_folder else 'starts'}; its log is {run.folder / 'log.txt'}")
-                run.train(config["minutes"], say)
-            if config["costs"] and _kind(run) in KINDS:
-                run.measure(config["costs"], say)
-            say(f"{run.name}: {run.state['problem'] or 'finished'}, {run.state['minutes']:.1f} minutes.")
-        if config["sentence"] and _kind(run) == "translator":
-            run.translate(config["sentence"], say)
-        if _member(run) != before:
-            report = _report(config, runs, folder, command)
+        try:
+            if config["only"] is None or run.name in config["only"]:
+                _advance(config, run)
+            if config["sentence"] and _kind(run) == "translator":
+                run.translate(config["sentence"], say)
+        finally:  # an interrupted one, too
+            if _member(run) != before:
+                report = _report(config, runs, folder, command)
     report = report or _report(config, runs, folder, command)
     done = [run.finished for run in runs]
     say(f"{sum(done)} of {len(done)} finished. Report: {report} and {report.with_suffix('.html')}")
     return 0 if all(done) else 1
+
+
+def _advance(config: dict[str, Any], run: MemberRun) -> None:
+    """Trains a member that is not finished, and measures one that is."""
+    if not run.finished:
+        say(f"{run.name}: {'continues' if run.run_folder else 'starts'}; its log is {run.folder / 'log.txt'}")
+        run.train(config["minutes"], say)
+    if config["costs"] and _kind(run) in KINDS:
+        run.measure(config["costs"], say)
+    say(f"{run.name}, {run.state['minutes']:.1f} minutes: {run.state['problem'] or 'finished'}")
 
 
 def checked_config(cfg: Any) -> dict[str, Any]:
@@ -115,7 +122,9 @@ def checked_config(cfg: Any) -> dict[str, Any]:
         problems += check_keys({"costs": config["costs"]}, {"": ("costs",), "costs": COSTS})
         lengths = config["costs"].get("lengths") if isinstance(config["costs"], dict) else None
         if not isinstance(lengths, list) or not all(isinstance(length, int) and length > 1 for length in lengths):
-            problems.append(f"costs.lengths is a list of whole numbers above 1. Received {lengths!r}.")
+            problems.append(
+                f"costs.lengths is a list of whole numbers above 1, and costs=null measures none. Received {lengths!r}."
+            )
     if not plots.plots_installed():
         problems.append('The report has plots: pip install "mmattn[plots]".')
     if problems:

@@ -561,3 +561,13 @@ def test_a_comparison_is_stopped_continued_and_reported(tmp_path: Path) -> None:
     assert third.returncode == 0 and "[one]" not in third.stdout
     state = json.loads((tmp_path / "out" / "one" / "member.json").read_text())
     assert state["problem"] is None and state["minutes"] > 0
+
+
+def test_a_failed_member_says_all_that_was_wrong(tmp_path: Path) -> None:
+    run = MemberRun("a", tmp_path / "a", [], {})
+    run.folder.mkdir()
+    script = "print('mmattn: encoder: no'); print('mmattn: model: neither'); raise SystemExit(2)"
+    process = run._process
+    run._process = lambda command, seconds, say: process([sys.executable, "-c", script], seconds, say)  # type: ignore[method-assign]
+    run.train(1.0, lambda text: None)
+    assert run.state["problem"] == "exit code 2: encoder: no model: neither"

@@ -78,8 +78,9 @@ class MemberRun:
         elif late:
             self.state["problem"] = self._limit(minutes)
         else:
-            last = (self.folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            self.state["problem"] = f"exit code {code}: {last[-1] if last else 'no output'}"
+            lines = (self.folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            said = [line.removeprefix("mmattn: ") for line in lines if line.startswith("mmattn: ")] or lines[-1:]
+            self.state["problem"] = f"exit code {code}: {' '.join(said[-3:]) or 'no output'}"
         self._save()
 
     def measure(self, options: Mapping[str, Any], say: Callable[[str], None]) -> None:
@@ -99,6 +100,7 @@ class MemberRun:
         entries = [entry for entry in entries if entry["length"] in lengths]
         words = [f"--{name}={value}" for name, value in rest.items() if value is not None]
         for length in sorted(set(lengths) - {entry["length"] for entry in entries}):
+            say(f"{self.name}: measuring its costs at {length} tokens")
             entry = self._asked("mmattn.comparison.costs", f"--length={length}", *words)
             if "problem" in entry:
                 say(f"{self.name}: {length} tokens not measured: {entry['problem']}")
@@ -130,7 +132,7 @@ class MemberRun:
         return json.loads(done.stdout.strip().splitlines()[-1])
 
     def _limit(self, minutes: float) -> str:
-        return f"stopped after {self.state['minutes']:.0f} minutes (minutes={minutes:g}); it can go on with more"
+        return f"stopped after {self.state['minutes']:.3g} minutes (minutes={minutes:g}); it can go on with more"
 
     def _process(self, command: Sequence[str], seconds: float, say: Callable[[str], None]) -> tuple[int, bool]:
         begin, before = time.monotonic(), self.state["minutes"]

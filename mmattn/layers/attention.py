@@ -49,7 +49,8 @@ class MultiHeadAttention(keras.layers.Layer):
         sliding_window: a query sees the keys that are less than so many places away.
         flash_attention: True: never all weights at once; False: always all; None: as it pays, or as
             `keras.config.enable_flash_attention` and `disable_flash_attention` have set it for all layers. Memory,
-            speed and rounding change, the result doesn't.
+            speed and rounding change, the result doesn't. Slopes of slopes that XLA compiles for TensorFlow need False
+            for long sequences.
         kernel_initializer, bias_initializer, kernel_regularizer, bias_regularizer, activity_regularizer,
             kernel_constraint, bias_constraint: of the projections.
         use_gate: multiplies each head's output by sigmoid of a projection of the query (Qiu et al. 2025).

@@ -17,14 +17,8 @@ class First:
             raise ValueError(f"count={count} must be at least 1.")
         self.source = source
         self.count = min(count, len(source))
-        known = (
-            "training_captions",
-            "label_of",
-            "id_of",
-            "classes",
-            "mirrors",
-        )  # without the pictures, see mmattn.data
-        for name in known:
+        # What is known without the pictures, see mmattn.data.
+        for name in ("training_captions", "label_of", "id_of", "classes", "mirrors"):
             if hasattr(source, name):
                 setattr(self, name, getattr(source, name))
 

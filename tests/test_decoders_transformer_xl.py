@@ -73,7 +73,7 @@ def attended(attention, i, keys, real, places):
         q = keys[i] @ weights["q"][0][:, h] + weights["q"][1][h]
         scores, values = [], []
         for j in [j for j in range(i + 1) if real[j]]:
-            distance = places[i] - places[j]
+            distance = min(places[i] - places[j], relative.max_distance or T * T)
             sinusoid = np.array(
                 [f(distance / 10000 ** (2 * n / D)) for f in (np.sin, np.cos) for n in range(D // 2)]
             )  # R of i - j
@@ -110,10 +110,10 @@ def reference(decoder, ids, hidden, length):
     return np.array([row @ table.T + numbers(decoder.token_embedding.bias) for row in x])
 
 
-@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("options", [{"norm": "pre"}, {"norm": "post"}, {"position_options": {"max_distance": 3}}])
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 2e-5), WIDE])
-def test_the_logits_are_those_of_the_papers_equations(norm, dtype, tolerance):
-    decoder = make(dtype, norm=norm)
+def test_the_logits_are_those_of_the_papers_equations(options, dtype, tolerance):
+    decoder = make(dtype, **options)
     state = random_state(4, dtype)
     found, new = decoder(IDS[:, :5], state=state, memory_length=6)
     for row in range(B):
@@ -340,13 +340,14 @@ def test_a_symbolic_call_gives_the_shapes_and_types_of_a_real_one(length):
 
 
 def test_saved_and_loaded_it_gives_the_same(tmp_path):
-    decoder = make(sliding_window=4, memory_length=3, dropout=0.1)
+    options = {"sliding_window": 4, "memory_length": 3, "position_options": {"max_distance": 2}}
+    decoder = make(dropout=0.1, **options)
     ids = keras.Input((None,), dtype="int32")
     model = keras.Model(ids, decoder(ids)[0])
     model.save(tmp_path / "m.keras")
     loaded = keras.models.load_model(tmp_path / "m.keras")
     twin = next(layer for layer in loaded.layers if isinstance(layer, TransformerXLDecoder))
-    assert (twin.memory_length, twin.sliding_window, twin.positions) == (3, 4, "transformer_xl")
+    assert {name: getattr(twin, name) for name in options} == options and twin.positions == "transformer_xl"
     assert twin.get_config() == decoder.get_config()
     assert_equal(read(twin, IDS, [4, 7])[0], read(decoder, IDS, [4, 7])[0])
 

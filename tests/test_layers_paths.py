@@ -612,7 +612,8 @@ def test_one_trace_of_the_chunked_path_serves_every_length(jit, monkeypatch):
         return both(layer, *arrays)
 
     rng = np.random.default_rng(0)
-    for batch, targets, sources, rows in ((2, 5, 7, 5), (1, 40, 37, 1), (3, 17, 17, 17))[: 2 if jit else 3]:
+    sizes = ((2, 5, 7, 5), (0, 5, 7, 5), (1, 40, 37, 1), (3, 17, 17, 17), (2, 0, 7, 0), (2, 5, 0, 5), (0, 5, 0, 5))
+    for batch, targets, sources, rows in sizes[: 2 if jit else None]:
         query, value = (rng.normal(size=(batch, n, 8)).astype("float32") for n in (targets, sources))
         real, mask = rng.random((batch, sources)) < 0.8, rng.random((batch, 1, rows, sources)) < 0.8
         arrays = [tf.constant(array) for array in (query, value, real, mask)]
@@ -621,7 +622,21 @@ def test_one_trace_of_the_chunked_path_serves_every_length(jit, monkeypatch):
     assert len(traces) == 1
 
 
+@pytest.mark.parametrize("flash", [None, *FLASH])
+@pytest.mark.parametrize("shape", [(0, 5, 7), (2, 0, 7), (2, 5, 0), (0, 5, 0), (0, 1100, 1100)], ids=str)
+def test_an_empty_axis_is_no_error(shape, flash):
+    batch, targets, sources = shape
+    layer = layer_of(flash)
+    query, value = (np.ones((batch, size, 8), "float32") for size in (targets, sources))
+    for rules in ({}, {"use_causal_mask": True}, {"key_mask": np.ones((batch, sources), bool)}):
+        output = np.asarray(layer(query, value, **rules))
+        assert output.shape == query.shape
+        assert np.all(np.isfinite(output))
+    assert explain_path(layer, query, value).name == "explicit"
+
+
 def test_blocks_fill_the_room_they_have():
+    assert block_sizes(0, 1, 5, 7) == block_sizes(1, 1, 5, 7) and block_sizes(3, 1, 0, 0)[1] == 1
     for heads, shared, targets, sources in itertools.product((1, 512), (1, 8), (1, 5, 1000, 10**5), (1, 7, 10**6)):
         together, rows = block_sizes(heads, shared, targets, sources)
         of_query, room = shared * sources, 3 * 2**20
@@ -671,6 +686,7 @@ SHORT, LONGER, UNKNOWN = (2, 8, 64, 64, "float32"), (1, 8, 1024, 1024, "float32"
         (KERNEL, SHORT, {"masked": "plane"}, "fused"),
         (KERNEL, LONGER, {"masked": "plane"}, r"chunked; not fused: its mask would fill a whole \(T, S\) array"),
         (WITHOUT, (None, 64, 256, 256, "float32"), {}, "chunked; not fused: there is no kernel"),
+        (KERNEL, (0, 8, 64, 64, "float32"), {"flash": True}, "explicit; an axis of length 0 leaves nothing to compute"),
     ],
 )
 def test_the_choice_and_its_reasons(kernel, sizes, options, text, monkeypatch):

@@ -193,6 +193,13 @@ def test_what_was_saved_before_there_were_rotary_positions_still_loads():
         (lambda: TransformerDecoderBlock(4, 16, key_dim=7, positions="rotary"), "is even. Received 7"),
         (lambda: SelfAttention(2, 4, positions="learned"), "rotary, alibi, .* Received 'learned'"),
         (lambda: TransformerEncoderBlock(2, 8, positions="sinusoidal"), "Received 'sinusoidal'"),
+        (
+            lambda: SelfAttention(2, 4, positions="transformer_xl", position_options={"num_buckets": 8}),
+            r"\"t5\" \(num_buckets, max_distance, bidirectional\), .* Received 'transformer_xl' and {'num_buckets': 8}",
+        ),
+        (lambda: SelfAttention(2, 4, position_options={"max_distance": 8}), "Received None and"),
+        (lambda: SelfAttention(2, 4, positions="shaw", position_options=8), "Received 'shaw' and 8"),
+        (lambda: TransformerEncoderBlock(2, 8, position_options={"max_distance": 8}), "Received None and"),
         (lambda: rotate(np.ones((1, 1, 1, 3)), np.arange(1)), "is even. Received 3"),
     ],
 )

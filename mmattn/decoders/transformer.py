@@ -30,6 +30,7 @@ class TransformerDecoder(KeepsQuantization, keras.layers.Layer):
         activation_dropout: share dropped in training inside the position-wise networks.
         positions: "sinusoidal", "learned" with `max_length`, or what `SelfAttention` has: "rotary", "alibi", "t5",
             "shaw", "transformer_xl".
+        position_options: what these take, see `SelfAttention`.
         max_length: the longest sequence with learned positions.
         sliding_window: a position sees itself and those before it that are less than so many places away.
         norm: "pre" or "post", see `mmattn.layers.TransformerEncoderBlock`.
@@ -87,6 +88,7 @@ class TransformerDecoder(KeepsQuantization, keras.layers.Layer):
         output_bias: bool = True,
         seed: int | None = None,
         sliding_window: int | None = None,
+        position_options: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -111,6 +113,7 @@ class TransformerDecoder(KeepsQuantization, keras.layers.Layer):
         self.output_bias = output_bias
         self.seed = seed
         self.sliding_window = sliding_window
+        self.position_options = position_options
 
         dtype = self.dtype_policy
         self.token_embedding = TokenEmbedding(
@@ -139,6 +142,7 @@ class TransformerDecoder(KeepsQuantization, keras.layers.Layer):
                 activation_dropout=activation_dropout,
                 norm=norm,
                 positions=positions if positions in IN_ATTENTION else None,
+                position_options=position_options,
                 sliding_window=sliding_window,
                 seed=part_seed(seed, "decoder", f"block_{i}"),
                 dtype=dtype,
@@ -288,6 +292,7 @@ class TransformerDecoder(KeepsQuantization, keras.layers.Layer):
             "output_bias": self.output_bias,
             "seed": self.seed,
             "sliding_window": self.sliding_window,
+            "position_options": self.position_options,
         }
 
 

@@ -31,6 +31,7 @@ class TextEncoder(KeepsQuantization, keras.layers.Layer):
         activation_dropout: share dropped in training inside the position-wise networks.
         positions: "sinusoidal", "learned" with `max_length`, or what `SelfAttention` has: "rotary", "alibi", "t5",
             "shaw", "transformer_xl".
+        position_options: what these take, see `SelfAttention`.
         max_length: the longest source with learned positions.
         norm: "pre" or "post", see `mmattn.layers.TransformerEncoderBlock`.
         activation: of the position-wise networks.
@@ -72,6 +73,7 @@ class TextEncoder(KeepsQuantization, keras.layers.Layer):
         norm: str = "pre",
         activation: Any = "relu",
         seed: int | None = None,
+        position_options: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -93,6 +95,7 @@ class TextEncoder(KeepsQuantization, keras.layers.Layer):
         self.norm = norm
         self.activation = keras.activations.get(activation)
         self.seed = seed
+        self.position_options = position_options
 
         dtype = self.dtype_policy
         self.token_embedding: Any = None  # a table of its own, made by build, or the one that it is told to share
@@ -119,6 +122,7 @@ class TextEncoder(KeepsQuantization, keras.layers.Layer):
                 activation_dropout=activation_dropout,
                 norm=norm,
                 positions=positions if positions in IN_ATTENTION else None,
+                position_options=position_options,
                 seed=part_seed(seed, "encoder", f"block_{i}"),
                 dtype=dtype,
                 name=f"block_{i}",
@@ -199,4 +203,5 @@ class TextEncoder(KeepsQuantization, keras.layers.Layer):
             "norm": self.norm,
             "activation": keras.activations.serialize(self.activation),
             "seed": self.seed,
+            "position_options": self.position_options,
         }

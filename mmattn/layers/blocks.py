@@ -107,6 +107,7 @@ class _Block(KeepsQuantization, keras.layers.Layer):
         seed: int | None = None,
         positions: str | None = None,
         sliding_window: int | None = None,
+        position_options: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -116,7 +117,7 @@ class _Block(KeepsQuantization, keras.layers.Layer):
             num_heads=num_heads, intermediate_dim=intermediate_dim, key_dim=key_dim, sliding_window=sliding_window
         )
         check_shares(dropout=dropout, attention_dropout=attention_dropout, activation_dropout=activation_dropout)
-        check_places(positions, key_dim)
+        check_places(positions, key_dim, position_options)
         self.supports_masking = True
         self.num_heads = num_heads
         self.intermediate_dim = intermediate_dim
@@ -130,6 +131,7 @@ class _Block(KeepsQuantization, keras.layers.Layer):
         self.seed = seed
         self.positions = positions
         self.sliding_window = sliding_window
+        self.position_options = position_options
 
     def _head_width(self, width: int) -> int:
         if self.key_dim is not None:
@@ -162,7 +164,10 @@ class _Block(KeepsQuantization, keras.layers.Layer):
 
     def _self_attention(self, width: int) -> SelfAttention:
         options = self._attention_options("self_attention", width)
-        part = SelfAttention(positions=self.positions, sliding_window=self.sliding_window, **options)
+        part = SelfAttention(
+            positions=self.positions, position_options=self.position_options, sliding_window=self.sliding_window,
+            **options,
+        )  # fmt: skip
         part.build((None, None, width))
         return part
 
@@ -204,6 +209,7 @@ class _Block(KeepsQuantization, keras.layers.Layer):
             "seed": self.seed,
             "positions": self.positions,
             "sliding_window": self.sliding_window,
+            "position_options": self.position_options,
         }
 
     def compute_output_shape(self, inputs_shape: Any, memory_shape: Any = None) -> Any:
@@ -225,7 +231,7 @@ class TransformerEncoderBlock(_Block):
         norm: "pre" (`x + part(norm(x))`; the stack needs a norm at its end) or "post" (`norm(x + part(x))`).
         norm_epsilon: of the layer normalisation.
         seed: of the dropouts; each makes its own from it.
-        positions: of the self-attention, see `SelfAttention`.
+        positions, position_options: of the self-attention, see `SelfAttention`.
         sliding_window: of the self-attention: a position sees those that are less than so many places away.
 
     Call arguments:

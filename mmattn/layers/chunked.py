@@ -70,9 +70,10 @@ def chunked(
 def block_sizes(heads: Any, shared: int, targets: Any, sources: Any) -> tuple[Any, Any]:
     """C and N of P heads: numbers, or scalar arrays where P, T or S is not known before the program runs.
 
-    As few blocks as the room allows, and all of about one size.
+    As few blocks as the room allows, and all of about one size. At least 1 each, also of no heads or queries: a block
+    of what fills them up is less than a rule for arrays that turn out to be empty.
     """
-    of_query = shared * sources
+    heads, targets, of_query = (_most(1, size) for size in (heads, targets, shared * sources))
     rows = _most(16, BLOCK // of_query // 16 * 16)
     count = -(-targets // rows)
     rows = -(-targets // (count * 16)) * 16
@@ -97,8 +98,8 @@ class _Passes:
         self.heads = self.batch * self.groups
         self.sight, self.scoring, self.rate = sight, scoring, rate
         self.together, self.rows = sizes or block_sizes(self.heads, self.shared, self.targets, self.sources)
-        self.pieces = -(-self.heads // self.together)
-        self.count = -(-self.targets // self.rows)
+        self.pieces = _most(1, -(-self.heads // self.together))
+        self.count = _most(1, -(-self.targets // self.rows))
         self.dtype = keras.backend.standardize_dtype(query.dtype)
         self.wide = wide_of(self.dtype)
 
@@ -286,9 +287,10 @@ class _View:
     """What the heads of a piece, and the queries of a block, may see: their part of each array of a `Sight`."""
 
     def __init__(self, passes: _Passes, mask: Any, keys: Any, queries: Any, seed: Any) -> None:
-        self.passes, self.seed, self.keys = passes, seed, keys
+        self.passes, self.seed = passes, seed
         missing = passes.count * passes.rows - passes.targets
-        self.mask = self.queries = None
+        keys, mask, queries = (None if array is None else _some(array) for array in (keys, mask, queries))
+        self.keys, self.mask, self.queries = keys, None, None
         self.one_row = mask is not None and mask.shape[2] == 1
         if mask is not None:
             batch, heads, _, sources = ops.shape(mask)
@@ -306,7 +308,7 @@ class _View:
     def _numbers(self, piece: Any) -> tuple[Any, Any]:
         """Of the piece: in which row of the batch each of its C heads is, and which of the G heads it is."""
         own = piece * self.passes.together + ops.arange(self.passes.together, dtype="int32")
-        own = ops.minimum(own, self.passes.heads - 1)  # those that fill it up
+        own = ops.minimum(own, _most(1, self.passes.heads) - 1)  # those that fill it up
         return own // self.passes.groups, own % self.passes.groups
 
     def heads(self, piece: Any) -> Any:
@@ -338,6 +340,12 @@ def _of_one_or_all(numbers: Any, size: Any) -> Any:
     if isinstance(size, int) and size == 1:
         return numbers[:1] * 0
     return ops.minimum(numbers, size - 1)
+
+
+def _some(array: Any) -> Any:
+    """The array with one row at least, from which those that fill a piece up may take."""
+    rows = ops.shape(array)[0]
+    return array if isinstance(rows, int) else _filled(array, 0, ops.maximum(0, 1 - rows))
 
 
 def _filled(array: Any, axis: int, missing: Any) -> Any:

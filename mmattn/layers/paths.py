@@ -59,6 +59,8 @@ def choose_path(
     """
     if flash is False:
         return Path("explicit", ("flash_attention=False asks for all weights at once",))
+    if any(isinstance(size, int) and size == 0 for size in (batch, targets, sources)):
+        return Path("explicit", ("an axis of length 0 leaves nothing to compute",))
     known = isinstance(targets, int) and isinstance(sources, int)
     why = backend.why_no_sdpa(dtype, *widths, targets, sources, masked != "no")
     plane = masked == "plane" or (masked == "keys" and backend.name() == "jax")  # cuDNN wants all of it

@@ -147,18 +147,20 @@ class ProjectedDistances(keras.layers.Layer):
     Args:
         scale: of the products.
         width: of the sinusoids, even; D.
+        max_distance: farther keys count as this far, so that a longer memory than in training brings no distance that
+            was never trained. None: no limit.
 
     Source:
         Dai et al., "Transformer-XL: Attentive Language Models Beyond a Fixed-Length Context", 2019, section 3.3; for
         keys after the query Yang et al., "XLNet", 2019.
     """
 
-    def __init__(self, scale: float, width: int, **kwargs: Any) -> None:
+    def __init__(self, scale: float, width: int, max_distance: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_positive(width=width)
+        check_positive(width=width, max_distance=max_distance)
         if width % 2:
             raise ValueError(f"width is even: a sine and a cosine each. Received width={width}.")
-        self.scale, self.width = scale, width
+        self.scale, self.width, self.max_distance = scale, width, max_distance
 
     def build(self, query_shape: Any) -> None:
         _, heads, _, size = query_shape
@@ -174,14 +176,18 @@ class ProjectedDistances(keras.layers.Layer):
         """What is added to the scores, `(B, H, T, S)`, for queries `(B, H, T, K)`."""
         rates = np.exp(np.arange(0, self.width, 2) * (-math.log(10000.0) / self.width))
         wide = wide_of(query.dtype)
-        angles = ops.cast(_distances(sight), wide)[:, None] * ops.convert_to_tensor(rates, dtype=wide)
+        distances = _distances(sight)
+        if self.max_distance is not None:
+            distances = ops.clip(distances, -self.max_distance, self.max_distance)
+        angles = ops.cast(distances, wide)[:, None] * ops.convert_to_tensor(rates, dtype=wide)
         sinusoids = ops.cast(ops.concatenate([ops.sin(angles), ops.cos(angles)], axis=-1), query.dtype)  # (E, D)
         vectors = ops.einsum("ed,dhk->hke", sinusoids, ops.cast(self.kernel, query.dtype))
         asked = (query + ops.cast(self.place_bias, query.dtype)[:, None, :]) * self.scale
         return _shifted(ops.matmul(asked, vectors), sight)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "scale": self.scale, "width": self.width}
+        names = ("scale", "width", "max_distance")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 
 def _distances(sight: Sight) -> Any:

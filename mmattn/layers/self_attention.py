@@ -18,7 +18,11 @@ from mmattn.layers.relative import BucketedBias, ClippedDistances, ProjectedDist
 from mmattn.layers.rotary import check_rotary, rotate
 from mmattn.layers.sight import Sight
 
-LEARNED = ("t5", "shaw", "transformer_xl")
+LEARNED = {  # positions with variables, and what they take
+    "t5": ("num_buckets", "max_distance", "bidirectional"),
+    "shaw": ("max_distance",),
+    "transformer_xl": ("max_distance",),
+}
 
 
 @keras.saving.register_keras_serializable(package="mmattn")
@@ -31,7 +35,8 @@ class SelfAttention(MultiHeadAttention):
             distance (`alibi_slopes`): these add no variable, have no longest sequence and take every path. "t5"
             (`BucketedBias`), "shaw" (`ClippedDistances`) and "transformer_xl" (`ProjectedDistances`) are learned, and
             make all scores at once.
-        position_options: a dict of what `BucketedBias` or `ClippedDistances` takes, such as {"max_distance": 64}.
+        position_options: a dict of what the learned ones take, such as {"max_distance": 64}; "t5" also num_buckets
+            and bidirectional.
 
     Call arguments:
         inputs: `(B, T, D)`.
@@ -260,7 +265,11 @@ def check_places(positions: str | None, key_dim: int | None = None, options: dic
         raise ValueError(
             f"Positions inside attention are None or one of {', '.join(IN_ATTENTION)}. Received {positions!r}."
         )
-    if options and positions not in ("t5", "shaw"):
-        raise ValueError(f'position_options go with positions "t5" and "shaw". Received {positions!r} and {options}.')
+    known = LEARNED.get(positions or "", ())
+    if options is not None and not (isinstance(options, dict) and set(options) <= set(known)):
+        takes = ", ".join(f'"{name}" ({", ".join(takes)})' for name, takes in LEARNED.items())
+        raise ValueError(
+            f"position_options is a dict of what these positions take: {takes}. Received {positions!r} and {options!r}."
+        )
     if positions == "rotary" and key_dim is not None:
         check_rotary(key_dim)

@@ -39,7 +39,8 @@ PLACE = ("run.root", "run.name")  # of a member's run: the comparison's own
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 all members finished, 1 some did not, 2 wrong configuration, 128 + n for signal n."""
+    """Returns the exit code: 0 all members, or those of `only`, have finished, 1 some have not, 2 wrong configuration,
+    128 + n for signal n."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if {"-h", "--help"} & set(arguments):
         print(__doc__)
@@ -73,10 +74,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def compare(config: dict[str, Any], runs: list[MemberRun], folder: Path, command: str) -> int:
     """Trains what is not finished and measures it; the report is written anew whenever a member has changed."""
     report = None
+    chosen = [run for run in runs if config["only"] is None or run.name in config["only"]]
     for run in runs:
         before = _member(run)
         try:
-            if config["only"] is None or run.name in config["only"]:
+            if run in chosen:
                 _advance(config, run)
             if config["sentence"] and _kind(run) == "translator":
                 run.translate(config["sentence"], say)
@@ -84,9 +86,10 @@ def compare(config: dict[str, Any], runs: list[MemberRun], folder: Path, command
             if _member(run) != before:
                 report = _report(config, runs, folder, command)
     report = report or _report(config, runs, folder, command)
-    done = [run.finished for run in runs]
-    say(f"{sum(done)} of {len(done)} finished. Report: {report} and {report.with_suffix('.html')}")
-    return 0 if all(done) else 1
+    finished = [sum(run.finished for run in some) for some in (chosen, runs)]
+    first = "" if len(chosen) == len(runs) else f"{finished[0]} of the {len(chosen)} chosen members, "
+    say(f"{first}{finished[1]} of {len(runs)} finished. Report: {report} and {report.with_suffix('.html')}")
+    return 0 if finished[0] == len(chosen) else 1
 
 
 def _advance(config: dict[str, Any], run: MemberRun) -> None:

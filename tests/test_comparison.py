@@ -502,7 +502,7 @@ def test_what_members_remember_is_read_under_the_lock(
 
 
 def test_the_report_is_written_when_a_member_has_changed_and_loads_no_model(
-    tmp_path: Path, training: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, training: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     option = _comparison(tmp_path, {name: ["experiment=shapes_caption"] for name in "abc"})
     command = [option, "comparison=mine", f"folder={tmp_path}/out", "costs.lengths=[8]"]
@@ -510,14 +510,15 @@ def test_the_report_is_written_when_a_member_has_changed_and_loads_no_model(
     real = compare.write_report
     monkeypatch.setattr(compare, "write_report", lambda *words: written.append(words) or real(*words))
     training("done", "done", "fail", "fail")
-    assert compare.main([*command, "only=[a,b]"]) == 1
+    assert compare.main([*command, "only=[a,b]"]) == 0
     assert len(written) == 2
+    assert "\n2 of the 2 chosen members, 2 of 3 finished. Report: " in capsys.readouterr().out
     made = {name: next((tmp_path / "out" / name).glob("run/*/alignment.json")) for name in "ab"}
     assert json.loads(made["a"].read_text())["sentence"] == "a b"
-    assert compare.main([*command, "only=[a,b]"]) == 1
+    assert compare.main([*command, "only=[a,b]"]) == 0
     assert len(written) == 3  # nothing has changed
     made["a"].unlink()
-    assert compare.main([*command, "only=[b]"]) == 1
+    assert compare.main([*command, "only=[b]"]) == 0
     assert len(written) == 4 and made["a"].exists()
     assert compare.main([*command, "sentence=null"]) == 1
     assert len(written) == 5  # c has failed

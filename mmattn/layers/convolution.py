@@ -103,7 +103,8 @@ class WeightNormConvolution(keras.layers.Layer):
             mask = check_padding(mask, inputs.shape[1], "mask")
             inputs = ops.where(mask[..., None], inputs, ops.zeros((), inputs.dtype))
         if self.kernel_size == 1:
-            return self._activated(ops.matmul(inputs, self._weights()))
+            few = len(inputs.shape) == 2
+            return self._activated(self._mapped(inputs) if few else ops.matmul(inputs, self._weights()))
         before = self.kernel_size - 1 if self.causal else (self.kernel_size - 1) // 2
         inputs = ops.pad(inputs, ((0, 0), (before, self.kernel_size - 1 - before), (0, 0)))
         taps = ops.reshape(self._weights(), (self.kernel_size, self.channels, -1))
@@ -120,14 +121,23 @@ class WeightNormConvolution(keras.layers.Layer):
         inputs = ops.cast(inputs, self.compute_dtype)
         seen = ops.concatenate([window, inputs[:, None]], axis=1)  # (B, k, C)
         rows = ops.reshape(seen, (-1, self.kernel_size * self.channels))
-        return self._activated(ops.matmul(rows, self._weights())), seen[:, 1:]
+        return self._activated(self._mapped(rows)), seen[:, 1:]
 
     def _weights(self) -> Any:
-        """w `(k C, F)` or `(k C, 2 F)`, normalised in float32 at least."""
+        """w `(k C, F)` or `(k C, 2 F)`."""
+        direction, factor = self._parts()
+        return ops.cast(direction * factor, self.compute_dtype)
+
+    def _mapped(self, rows: Any) -> Any:
+        """The product with w of few rows `(M, k C)`, of which there are fewer numbers to scale than of the kernel."""
+        direction, factor = (ops.cast(part, self.compute_dtype) for part in self._parts())
+        return ops.matmul(rows, direction) * factor
+
+    def _parts(self) -> tuple[Any, Any]:
+        """v and g / |v|, in float32 at least."""
         wide = keras.backend.result_type(self.variable_dtype, "float32")
         direction, length = (ops.cast(variable, wide) for variable in (self.kernel, self.gain))
-        weights = direction * (length / ops.sqrt(ops.sum(ops.square(direction), axis=0)))
-        return ops.cast(weights, self.compute_dtype)
+        return direction, length / ops.sqrt(ops.sum(ops.square(direction), axis=0))
 
     def _activated(self, outputs: Any) -> Any:
         outputs = outputs + ops.cast(self.bias, outputs.dtype)

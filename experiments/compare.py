@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -94,7 +95,9 @@ def compare(config: dict[str, Any], runs: list[MemberRun], folder: Path, command
 
 def _advance(config: dict[str, Any], run: MemberRun) -> None:
     """Trains a member that is not finished, and measures one that is."""
-    if not run.finished:
+    if run.finished:
+        run.state["problem"] = None
+    else:
         say(f"{run.name}: {'continues' if run.run_folder else 'starts'}; its log is {run.folder / 'log.txt'}")
         run.train(config["minutes"], say)
     if config["costs"] and _kind(run) in KINDS:
@@ -113,14 +116,17 @@ def checked_config(cfg: Any) -> dict[str, Any]:
         problems += [f"members.{name} is a list of settings such as [experiment=pairs]. Received {what!r}."
                      for name, what in members.items()
                      if not isinstance(what, list) or not all(isinstance(word, str) for word in what)]  # fmt: skip
-        unknown = set(config["only"] or ()) - members.keys()
-        if unknown:
-            problems.append(f"only={sorted(unknown)}: no such member. There are: {', '.join(members)}.")
+        only = config["only"] or []
+        if not isinstance(only, list) or not set(map(str, only)) <= members.keys():
+            problems.append(f"only={only!r} is a list of members. There are: {', '.join(members)}.")
     every = config["every"]
     if not isinstance(every, list) or not all(isinstance(word, str) for word in every):
         problems.append(f"every is a list of settings such as [size.epochs=10]. Received {every!r}.")
-    if not isinstance(config["minutes"], int | float) or config["minutes"] <= 0:
+    if not isinstance(config["minutes"], int | float) or not 0 < config["minutes"] < math.inf:
         problems.append(f"minutes={config['minutes']!r} must be a number above 0.")
+    for key in ("title", "about", "sentence"):
+        if not isinstance(config[key], str) and (key == "title" or config[key] is not None):
+            problems.append(f"{key} is a text{'' if key == 'title' else ', or null'}. Received {config[key]!r}.")
     if config["costs"] is not None:
         problems += check_keys({"costs": config["costs"]}, {"": ("costs",), "costs": COSTS})
         lengths = config["costs"].get("lengths") if isinstance(config["costs"], dict) else None
@@ -128,6 +134,10 @@ def checked_config(cfg: Any) -> dict[str, Any]:
             problems.append(
                 f"costs.lengths is a list of whole numbers above 1, and costs=null measures none. Received {lengths!r}."
             )
+        for key in COSTS[1:]:
+            value = config["costs"].get(key) if isinstance(config["costs"], dict) else None
+            if not (key == "threads" and value is None) and not (type(value) is int and value > 0):
+                problems.append(f"costs.{key} is a whole number, at least 1. Received {value!r}.")
     if not plots.plots_installed():
         problems.append('The report has plots: pip install "mmattn[plots]".')
     if problems:
@@ -190,7 +200,7 @@ def _kind(run: MemberRun) -> str | None:
 
 def _report(config: dict[str, Any], runs: list[MemberRun], folder: Path, command: str) -> Path:
     members = [_member(run) for run in runs]
-    first = next((member for member in members if member.finished and member.predictions), None)
+    first = next((member for member in members if member.finished and member.bundle.get("kind") == "translator"), None)
     sources = None
     if first is not None:
         test = instantiate({"data": {"test": first.config["data"]["test"]}})["data"]["test"]

@@ -126,8 +126,11 @@ def evaluate(config: dict[str, Any]) -> int:
         unreadable.append(name)
         print(f"mmattn: {reason if name in reason else f'{name}: {reason}'}", file=sys.stderr)
 
-    if (memory_lengths(config) or settings.get("memory_length")) and not remembers(bundle):
-        raise ConfigProblem(["memory_length is for language models that remember, and this bundle's model does not."])
+    memory = memory_lengths(config) or settings.get("memory_length")
+    asked = {"memory_length": memory, "generation.documents": settings.get("documents")}
+    if not remembers(bundle) and (names := [name for name, value in asked.items() if value]):
+        are = "is for language models that remember, and this bundle's model does not"
+        raise ConfigProblem([f"{name} {are}." for name in names])
     if bundle.kind in ("captioner", "translator"):
         results = scored_texts(bundle, source, settings, config, made["scoring"], reject)
     else:

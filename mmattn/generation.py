@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from mmattn.decoding import Generated, Generator
+from mmattn.layers.checks import IN_ATTENTION
 from mmattn.preprocess.text import Tokenizer
 
 SOURCE = "source_ids"
@@ -180,6 +181,6 @@ def longest_source(model: Any) -> float:
 
 
 def _positions(part: Any) -> float:
-    """How many positions an encoder or decoder has; other than learned ones never end, whatever its `max_length`."""
-    ends = getattr(part, "positions", "learned") == "learned"
-    return (getattr(part, "max_length", None) or math.inf) if ends else math.inf
+    """How many positions an encoder or decoder has: `max_length`, but for those positions of ours that never end."""
+    endless = getattr(part, "positions", None) in ("none", "sinusoidal", *IN_ATTENTION)
+    return math.inf if endless else (getattr(part, "max_length", None) or math.inf)

@@ -295,6 +295,8 @@ def test_only_sentences_that_members_share_are_compared(tmp_path: Path) -> None:
     sources = {str(i): "ein hund läuft" for i in range(30)}
     text = _report_of(tmp_path, all_of_them, few, sources=sources)
     assert "| few against all | +0.00 | +0.0 to +0.0 | no clear difference, on the 8 sentences that both have |" in text
+    cased = _member("cased", texts, references, {**CONFIG, "scoring": {**CONFIG["scoring"], "lowercase": True}})
+    assert "| no clear difference, both scored as cased |" in _report_of(tmp_path, all_of_them, cased, sources=sources)
     assert "By length" not in text  # 8 are too few
     text = _report_of(tmp_path, all_of_them, others, sources=sources)
     assert "| other against all | - | - | no sentence in common |" in text and "By length" not in text
@@ -453,9 +455,22 @@ def test_every_fault_of_a_comparison_is_said_before_anything_starts(
     assert compare.main([option, "comparison=mine", "costs.lengths=8"]) == 2
     assert "costs.lengths is a list" in capsys.readouterr().err
     assert compare.main([option, "comparison=mine", "only=[c]"]) == 2
-    assert "no such member. There are: a, b." in capsys.readouterr().err
-    assert compare.main([option, "comparison=mine", "minutes=0"]) == 2
-    assert "above 0" in capsys.readouterr().err
+    assert "is a list of members. There are: a, b." in capsys.readouterr().err
+    for setting, words in (
+        ("minutes=0", "minutes=0 must be a number above 0"),
+        ("minutes=inf", "minutes=inf must be a number above 0"),
+        ("minutes=nan", "minutes=nan must be a number above 0"),
+        ("only=ab", "only='ab' is a list of members"),
+        ("only=5", "only=5 is a list of members"),
+        ("title=2024", "title is a text. Received 2024"),
+        ("about=[a,b]", "about is a text, or null. Received ['a', 'b']"),
+        ("sentence=5", "sentence is a text, or null. Received 5"),
+        ("costs.rows=0", "costs.rows is a whole number, at least 1. Received 0"),
+        ("~costs.repeats", "costs.repeats is a whole number, at least 1. Received None"),
+        ("costs.threads=-1", "costs.threads is a whole number, at least 1. Received -1"),
+    ):
+        assert compare.main([option, "comparison=mine", setting]) == 2
+        assert words in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigProblem, match="members"):
         compare.checked_config(compare.compose("compare", ["comparison=mine", "members=null"], [str(tmp_path)]))
@@ -567,8 +582,28 @@ def test_a_comparison_is_stopped_continued_and_reported(tmp_path: Path) -> None:
 def test_a_failed_member_says_all_that_was_wrong(tmp_path: Path) -> None:
     run = MemberRun("a", tmp_path / "a", [], {})
     run.folder.mkdir()
-    script = "print('mmattn: encoder: no'); print('mmattn: model: neither'); raise SystemExit(2)"
     process = run._process
-    run._process = lambda command, seconds, say: process([sys.executable, "-c", script], seconds, say)  # type: ignore[method-assign]
-    run.train(1.0, lambda text: None)
-    assert run.state["problem"] == "exit code 2: encoder: no model: neither"
+    for script, problem in (
+        ("print('mmattn: encoder: no'); print('mmattn: model: neither'); raise SystemExit(2)",
+         "exit code 2: encoder: no model: neither"),
+        ("print('mmattn: a warning'); raise MemoryError('no room')", "exit code 1: MemoryError: no room"),
+        ("raise SystemExit(3)", "exit code 3: no output"),
+    ):  # fmt: skip
+        command = [sys.executable, "-c", script]
+        run._process = lambda _, seconds, say, command=command: process(command, seconds, say)  # type: ignore[method-assign]
+        run.train(60.0, lambda text: None)
+        assert run.state["problem"] == problem
+
+
+def test_a_member_that_finished_unseen_has_no_problem(tmp_path: Path, training: Any) -> None:
+    option = _comparison(tmp_path, {"a": ["experiment=shapes_caption"]})
+    training("done")
+    command = [option, "comparison=mine", f"folder={tmp_path}/out", "costs=null"]
+    assert compare.main(command) == 0
+    path = tmp_path / "out" / "a" / "member.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "problem": "not started"}))
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compare, "say", said.append)
+        assert compare.main(command) == 0
+    assert said[0].startswith("a, ") and said[0].endswith(" minutes: finished")

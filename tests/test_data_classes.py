@@ -125,6 +125,9 @@ def test_half_of_the_pictures_are_mirrored_where_that_is_asked_for():
         def label_of(self, index):
             return "a"
 
+        def id_of(self, index):
+            return "0"
+
     made = ClassBatches(Same(), lambda image: image, ["a"], 60, threads=0, flip=True)
     pixels = next(made.iterate())[0]["pixels"]
     assert 15 < (pixels[:, 0, 0, 0] == 0).sum() < 45
@@ -169,6 +172,8 @@ def test_impossible_batches_are_refused(folder):
     ):
         with pytest.raises(ValueError, match=message):
             batches(source, **options)
+    with pytest.raises(ValueError, match=r"has label_of and id_of\(index\)"):
+        batches([{"id": "1", "label": "cat"}])
 
 
 def test_scores_are_those_of_plain_loops():

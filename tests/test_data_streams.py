@@ -133,6 +133,8 @@ def test_rows_begin_anew_by_chance_in_training_alone():
         assert (inputs["target_ids"][inputs["reset"], 0] == 2).all()
     for one, two in zip(batches[3:], made.iterate(3), strict=False):
         assert same(one, two)
+    other = streams(["".join(PARTS) * 40], restarts=0.3, seed=1).iterate()
+    assert any((one["reset"] != two["reset"]).any() for (one, *_), (two, *_) in zip(batches, other, strict=False))
     assert [inputs["reset"].any() for inputs, *_ in made.one_pass()] == [True] + [False] * (steps - 1)
 
 
@@ -152,6 +154,7 @@ def test_the_fingerprint_tells_other_batches_apart():
         streams(PARTS, bos_id=None),
         streams(PARTS, documents=True),
         streams(PARTS, restarts=0.1),
+        streams(PARTS, seed=1),
         streams([*PARTS, "x"]),
     ]
     assert len({each.fingerprint() for each in [plain, *others]}) == 1 + len(others)
@@ -161,6 +164,7 @@ def test_impossible_streams_are_refused():
     for options, message in (
         ({"length": 0}, "length=0 is too small"),
         ({"batch_size": 0}, "batch_size=0"),
+        ({"seed": -1}, "seed=-1 must be at least 0"),
         ({"restarts": 1.5}, "restarts=1.5 is a probability"),
         ({"texts": [""]}, "needs a text of one token; the source has 0 in 1"),
         ({"texts": ["a"], "bos_id": None}, "needs a text of two tokens; the source has 1 in 1"),

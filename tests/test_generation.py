@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -82,6 +83,8 @@ def test_a_longest_length_counts_with_learned_positions_alone() -> None:
     wide = {"max_source_length": 128, "max_length": 64}  # as batches of 128 tokens give them
     assert generation_of(model, wide, "translator").items() >= wide.items()
     assert longest(object()) is None and longest_source(object()) == math.inf
+    of_others = SimpleNamespace(decoder=SimpleNamespace(positions=object(), max_length=50))  # may end there, who knows
+    assert longest(of_others) == 50
 
 
 def test_more_texts_than_beams_are_refused(generate: TextGenerator) -> None:

@@ -83,6 +83,7 @@ def test_a_mean_of_many_positions_does_not_overflow_in_half_precision():
     memory[:, 500:] = np.nan
     assert_equal(mean_of_real(memory, mask), [[200, 200]])
     assert_equal(mean_of_real(memory[:, :500]), [[200, 200]])
+    assert_equal(mean_of_real(memory[:, :0]), [[0, 0]])
 
 
 def test_what_is_nan_at_padding_reaches_no_gradient():

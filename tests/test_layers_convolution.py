@@ -251,6 +251,29 @@ def test_layers_survive_saving(tmp_path):
     assert again.layers[1].retained == 0.9
 
 
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float32"])
+@pytest.mark.parametrize("length", [1e-6, 1.0, 1e5])
+def test_a_step_is_the_call_however_long_its_directions_are(policy, length):
+    layer = WeightNormConvolution(4, 3, gated=True, causal=True, dtype=policy)
+    layer.build((None, None, C))
+    layer.kernel.assign(layer.kernel * length)
+    x = np.random.default_rng(0).normal(size=(B, 3, C))
+    window = layer.start(B)
+    for t in range(3):
+        step, window = layer.step(x[:, t], window)
+    assert_close(ops.cast(step, "float32"), numbers(layer(x))[:, -1], atol=1e-5 if policy == "float32" else 0.05)
+    row = WeightNormConvolution(4, dtype=policy)
+    row.build((None, C))
+    row.kernel.assign(row.kernel * length)
+    assert_close(ops.cast(row(x[:, 0]), "float32"), numbers(row(x))[:, 0], atol=1e-5 if policy == "float32" else 0.05)
+
+
+def test_an_empty_sequence_stays_empty():
+    for options in ({"causal": True}, {"gated": True}, {"kernel_size": 1}):
+        layer = WeightNormConvolution(4, **{"kernel_size": 3, **options})
+        assert tuple(layer(np.zeros((2, 0, C), "float32")).shape) == (2, 0, 4)
+
+
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_layers_train_in_mixed_precision(policy):
     layer, exact = attention(policy), attention("float32")

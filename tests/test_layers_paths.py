@@ -383,8 +383,8 @@ def test_a_long_sequence_in_chunks_is_the_same():
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_path_tells_which_queries_see_something(path):
-    for name in ("open", "causal, more queries than keys", "one key", "masks of queries", "all at once"):
-        case = CORNERS[name]
+    for name in ("open", "causal, more queries than keys", "one key", "masks of queries", "all at once", "rows alone"):
+        case = CORNERS.get(name, Case(targets=3, dense=(True, False, True), queries=True, rows=1))
         if path in case.paths():
             given_ = [
                 None if array is None else ops.convert_to_tensor(array) for array in (*case.arrays()[:3], *case.masks())
@@ -637,14 +637,17 @@ def test_an_empty_axis_is_no_error(shape, flash):
 
 def test_blocks_fill_the_room_they_have():
     assert block_sizes(0, 1, 5, 7) == block_sizes(1, 1, 5, 7) and block_sizes(3, 1, 0, 0)[1] == 1
-    for heads, shared, targets, sources in itertools.product((1, 512), (1, 8), (1, 5, 1000, 10**5), (1, 7, 10**6)):
+    lengths = (1, 5, 1000, 65536, 10**5), (1, 7, 16384, 65536, 10**6)  # some of whose products are 0 in int32
+    for heads, shared, targets, sources in itertools.product((1, 4, 512), (1, 8, 16), *lengths):
         together, rows = block_sizes(heads, shared, targets, sources)
         of_query, room = shared * sources, 3 * 2**20
         assert 1 <= rows <= targets and (rows <= 16 or together * rows * of_query <= room)
         assert 1 <= together <= heads and (together == 1 or rows == targets)
         count, fitting = -(-targets // rows), max(16, room // of_query // 16 * 16)
         assert count == -(-targets // fitting) and count * rows - targets < 16 * count  # no more blocks than have to be
-        assert together == heads or rows < targets or (together + 1) * targets * of_query > room
+        fitting = min(heads, max(1, room // (of_query * targets)))
+        pieces = -(-heads // together)
+        assert pieces == -(-heads // fitting) and pieces * together - heads < pieces  # nor more heads than fill them
         sizes = block_sizes(ops.convert_to_tensor(heads), shared, ops.convert_to_tensor(targets), sources)
         assert tuple(map(int, sizes)) == (together, rows)
 

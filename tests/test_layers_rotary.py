@@ -12,6 +12,7 @@ import pytest
 from keras import ops
 
 from mmattn import backend
+from mmattn.encoders.text import TextEncoder
 from mmattn.layers import SelfAttention, TransformerDecoderBlock, TransformerEncoderBlock, rotate
 
 B, T, D, H, K = 2, 6, 12, 3, 4
@@ -200,6 +201,8 @@ def test_what_was_saved_before_there_were_rotary_positions_still_loads():
         (lambda: SelfAttention(2, 4, position_options={"max_distance": 8}), "Received None and"),
         (lambda: SelfAttention(2, 4, positions="shaw", position_options=8), "Received 'shaw' and 8"),
         (lambda: TransformerEncoderBlock(2, 8, position_options={"max_distance": 8}), "Received None and"),
+        (lambda: TextEncoder(9, 8, 1, 2, position_options={"max_distance": 8}), "Received 'sinusoidal' and"),
+        (lambda: SelfAttention(2, 4, positions="t5", position_options={"max_distance": 0}), "Received max_distance=0"),
         (lambda: rotate(np.ones((1, 1, 1, 3)), np.arange(1)), "is even. Received 3"),
     ],
 )

@@ -34,7 +34,7 @@ ALLOWED = {
     "safe_config": [],
     "weights": [],
     "card": [],
-    "generation": ["decoding", "preprocess"],
+    "generation": ["decoding", "layers", "preprocess"],
     "bundle_kinds": [],
     "bundle_files": ["card", "bundle_kinds"],
     "bundle_model": ["model", "heads", "generation", "preprocess", "safe_config", "weights", "bundle_files"],

@@ -327,6 +327,8 @@ def test_a_memory_is_not_asked_of_a_model_without_one() -> None:
     model = LanguageModel(TransformerDecoder(JOINT.vocabulary_size, 8, 1, 2, cross_attention=False))
     with pytest.raises(ValueError, match="memory_length=4 goes with a model that remembers"):
         Writer(model, JOINT).write(memory_length=4)
+    with pytest.raises(ValueError, match="documents=True goes with a model that remembers"):
+        Writer(model, JOINT).write(documents=True)
 
 
 @pytest.mark.skipif(keras.config.backend() == "torch", reason="torch compiles nothing here")

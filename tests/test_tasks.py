@@ -185,6 +185,7 @@ def test_the_run_on_streams_keeps_its_memory_in_the_checkpoints_alone(rememberin
     ("asked", "message"),
     [("memory_length=8", "memory_length is for language models that remember"), ("memory_length=[8,-1]", "0 or more"),
      ("+generation.memory_length=8", "is for language models that remember"), ("memory_length=long", "0 or more"),
+     ("+generation.documents=true", "generation.documents is for language models that remember"),
      ("+generation.documents=1", "generation.documents=1 must be true or false")],
 )  # fmt: skip
 def test_a_memory_that_cannot_be_is_refused_in_words(language, asked, message, capsys):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import time
 import zipfile
 
@@ -352,9 +354,6 @@ def test_run_that_has_ended_trains_no_further(whole, tmp_path):
 
 
 def test_stop_signal_saves_the_finished_batch_and_the_run_goes_on_from_it(whole, tmp_path):
-    import os
-    import signal
-
     folder = tmp_path / "run"
     first = Run(folder, checkpoint_minutes=1000)
     step_done = first.loop.progress.batch
@@ -373,6 +372,21 @@ def test_stop_signal_saves_the_finished_batch_and_the_run_goes_on_from_it(whole,
     assert newest(folder)[1]["step"] == 6
     Run(folder, checkpoint_minutes=1000).run()
     assert_same(whole, folder)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="needs a system with terminals that hang up")
+def test_a_closed_terminal_stops_a_run_unless_that_is_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with pytest.raises(Interrupted, match="SIGHUP") as stop, StopSignals():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.value.exit_code == 129 and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+        with StopSignals():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_averaged_weights_are_swapped_in_and_the_raw_ones_come_back_bit_for_bit():

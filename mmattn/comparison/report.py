@@ -164,6 +164,8 @@ def _pair(worse: _Scored, better: _Scored) -> tuple[str, ...]:
     said = "better" if found.low > 0 else "worse" if found.high < 0 else "no clear difference"
     if len(common) < max(len(better.sentences), len(worse.sentences)):
         said += f", on the {len(common)} sentences that both have"
+    if (better.scoring.tokenize, better.scoring.lowercase) != (worse.scoring.tokenize, worse.scoring.lowercase):
+        said += f", both scored as {better.name}"
     return pair, f"{found.value:+.2f}", f"{found.low:+.1f} to {found.high:+.1f}", said
 
 

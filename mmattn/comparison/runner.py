@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -54,6 +55,7 @@ class MemberRun:
 
     @property
     def finished(self) -> bool:
+        """Whether it has results; they may have come while nobody was there to note it."""
         return self.run_folder is not None and (self.run_folder / "results.json").exists()
 
     def train(self, minutes: float, say: Callable[[str], None]) -> None:
@@ -65,6 +67,7 @@ class MemberRun:
         left = 60.0 * (minutes - self.state["minutes"])
         if left <= 0:
             self.state["problem"] = self._limit(minutes)
+            self._save()
             return
         command = [sys.executable, "-m", "mmattn", "train"]
         if self.run_folder is not None:
@@ -72,15 +75,18 @@ class MemberRun:
         else:
             command += [*self.overrides, f"run.root={self.folder / 'run'}", f"run.name={self.name}"]
         self.folder.mkdir(parents=True, exist_ok=True)
+        log = self.folder / "log.txt"
+        before = log.stat().st_size if log.exists() else 0
         code, late = self._process(command, left, say)
         if self.finished:
             self.state["problem"] = None
         elif late:
             self.state["problem"] = self._limit(minutes)
         else:
-            lines = (self.folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            said = [line.removeprefix("mmattn: ") for line in lines if line.startswith("mmattn: ")] or lines[-1:]
-            self.state["problem"] = f"exit code {code}: {' '.join(said[-3:]) or 'no output'}"
+            lines = log.read_bytes()[before:].decode(errors="replace").strip().splitlines()
+            ours = list(itertools.takewhile(lambda line: line.startswith("mmattn: "), lines[:-4:-1]))[::-1]
+            said = [line.removeprefix("mmattn: ") for line in ours or lines[-1:]]
+            self.state["problem"] = f"exit code {code}: {' '.join(said) or 'no output'}"
         self._save()
 
     def measure(self, options: Mapping[str, Any], say: Callable[[str], None]) -> None:
@@ -108,10 +114,11 @@ class MemberRun:
             write_json(path, {"options": rest, "lengths": entries})
 
     def translate(self, sentence: str, say: Callable[[str], None]) -> None:
-        """Writes alignment.json into the run folder, unless it is there for that sentence."""
+        """Writes alignment.json into the run folder, unless it is there for that sentence; tries again what failed."""
         assert self.run_folder is not None
         path = self.run_folder / "alignment.json"
-        if read_json(path).get("sentence") == sentence:
+        before = read_json(path)
+        if before.get("sentence") == sentence and "problem" not in before:
             return
         found = self._asked("mmattn.comparison.sentence", "--", sentence)
         if "problem" in found:
@@ -169,7 +176,8 @@ class MemberRun:
                 raise
             finally:
                 timer.cancel()
-                with _ignored(signal.SIGINT, signal.SIGTERM):
+                names = ("SIGINT", "SIGTERM", "SIGHUP")
+                with _ignored(*(getattr(signal, name) for name in names if hasattr(signal, name))):
                     if process.poll() is None:
                         ending.begin()
                         log.write(process.communicate()[0])

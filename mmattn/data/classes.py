@@ -176,6 +176,8 @@ class ClassBatches(PictureBatches):
         check_stream(batch_size, seed, workers, threads, image_key)
         if not len(source):
             raise ValueError("The source has no picture.")
+        if missing := [name for name in ("label_of", "id_of") if not callable(getattr(source, name, None))]:
+            raise ValueError(f"A source of classes has {' and '.join(missing)}(index), see the head of {__name__}.")
         if flip and not getattr(source, "mirrors", True):
             raise ValueError("flip=true mirrors pictures, and here a mirror image can be of another class: flip=false.")
         numbers = {name: number for number, name in enumerate(classes)}

@@ -22,7 +22,8 @@ class StreamBatches:
     Row b goes through the segments from the whole part of b N / B on, to those of row b + 1. Where it begins, at the
     first batch of each pass, and where a document begins, `reset` is True and bos is read; what the model remembers of
     that row has nothing to do with it. In training (`iterate`) a row also begins anew by chance, since a model that
-    has always read something before does not know how to begin. Batch k is a function of k alone; nothing is shuffled.
+    has always read something before does not know how to begin. Batch k is a function of k and the seed alone; nothing
+    is shuffled.
 
     Args:
         source: Random access to records with `text`.
@@ -32,6 +33,7 @@ class StreamBatches:
         documents: Whether each record is a text for itself.
         bos_id: The id that begins a text, or None.
         restarts: With what probability a row begins anew where it need not.
+        seed: Of these restarts, 0 or more.
 
     Attributes:
         num_tokens: Tokens of all texts.
@@ -56,6 +58,7 @@ class StreamBatches:
         documents: bool = False,
         bos_id: int | None = 2,
         restarts: float = 0.0,
+        seed: int = 0,
     ):
         for name, value in (("batch_size", batch_size), ("length", length)):
             if value < 1:
@@ -63,7 +66,10 @@ class StreamBatches:
         if not 0.0 <= restarts <= 1.0:
             raise ValueError(f"restarts={restarts} is a probability, 0 to 1.")
         self.source = source
+        if seed < 0:
+            raise ValueError(f"seed={seed} must be at least 0.")
         self.restarts = restarts
+        self.seed = seed
         self.batch_size = batch_size
         self.length = length
         self.documents = documents
@@ -81,7 +87,7 @@ class StreamBatches:
 
     def fingerprint(self) -> str:
         """Of everything that decides the batches."""
-        rule = ["streams", self.batch_size, self.length, self.bos_id, self.restarts]
+        rule = ["streams", self.batch_size, self.length, self.bos_id, self.restarts, self.seed]
         return fingerprint_of(rule, [self._read, self._told, self._real, self._begins])
 
     @property
@@ -105,7 +111,7 @@ class StreamBatches:
 
     def _stream(self, number: int) -> Iterator[Batch]:
         while True:
-            anew = np.random.default_rng(number).random(self.batch_size) < self.restarts
+            anew = np.random.default_rng([self.seed, number]).random(self.batch_size) < self.restarts
             yield self._batch(number % self.steps_per_epoch, self.batch_size, anew)
             number += 1
 

@@ -80,7 +80,7 @@ class TextEncoder(KeepsQuantization, keras.layers.Layer):
         check_positive(vocabulary_size=vocabulary_size, hidden_dim=hidden_dim, num_layers=num_layers)
         check_heads(num_heads, hidden_dim)
         check_shares(dropout=dropout, token_dropout=token_dropout)
-        check_positions(positions, max_length)
+        check_positions(positions, max_length, options=position_options)
         self.vocabulary_size = vocabulary_size
         self.hidden_dim = hidden_dim
         self.num_layers = num_layers

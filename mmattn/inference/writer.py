@@ -105,8 +105,9 @@ class Writer:
             raise ValueError(f"context_length={chosen['context_length']} exceeds the model's longest sequence, {most}")
         window = int(min(chosen["context_length"] or most, most, chosen["max_length"]))
         ids = self._read(prompt, chosen["max_length"])
-        if chosen["memory_length"] and not self._remembers:
-            raise ValueError(f"memory_length={chosen['memory_length']} goes with a model that remembers; this does not")
+        for name in ("memory_length", "documents"):
+            if chosen[name] and not self._remembers:
+                raise ValueError(f"{name}={chosen[name]} goes with a model that remembers; this does not")
         seed = secrets.randbits(31) if seed is None else seed
         write = self._in_segments if self._remembers else self._in_windows
         return [self.tokenizer.decode(row) for row in write(ids, count, window, seed, chosen, compiled)]

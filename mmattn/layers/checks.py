@@ -60,8 +60,11 @@ IN_ATTENTION = ("rotary", "alibi", "t5", "shaw", "transformer_xl")  # positions 
 POSITIONS = ("sinusoidal", "learned", *IN_ATTENTION)
 
 
-def check_positions(positions: str, max_length: int | None, known: tuple[str, ...] = POSITIONS) -> None:
-    """Refuses a kind of positions that is not among those `known`, and learned ones without a longest sequence.
+def check_positions(
+    positions: str, max_length: int | None, known: tuple[str, ...] = POSITIONS, options: dict[str, Any] | None = None
+) -> None:
+    """Refuses a kind of positions that is not among those `known`, learned ones without a longest sequence, and options
+    of positions that the self-attentions do not see to (which check them).
 
     >>> check_positions("learned", None)
     Traceback (most recent call last):
@@ -71,3 +74,8 @@ def check_positions(positions: str, max_length: int | None, known: tuple[str, ..
         raise ValueError(f"positions is one of {', '.join(known)}. Received {positions!r}.")
     if positions == "learned" and max_length is None:
         raise ValueError('positions="learned" needs max_length, the longest sequence. Received None.')
+    if options is not None and positions not in IN_ATTENTION:
+        raise ValueError(
+            f"position_options go with positions that attention sees to: {', '.join(IN_ATTENTION)}. Received "
+            f"{positions!r} and {options!r}."
+        )

@@ -77,7 +77,9 @@ def block_sizes(heads: Any, shared: int, targets: Any, sources: Any) -> tuple[An
     rows = _most(16, BLOCK // of_query // 16 * 16)
     count = -(-targets // rows)
     rows = -(-targets // (count * 16)) * 16
-    return _least(heads, _most(1, BLOCK // (of_query * targets))), _least(targets, rows)
+    together = _most(1, BLOCK // of_query // targets)  # their product may be too large for int32
+    pieces = -(-heads // together)
+    return -(-heads // pieces), _least(targets, rows)
 
 
 def _most(one: Any, other: Any) -> Any:
@@ -139,7 +141,7 @@ class _Passes:
         return of_query, ops.cast(of_key, key.dtype), ops.cast(of_value, value.dtype), None, None, None, None
 
     def _piece_forward(self, piece: Any, view: _View, query: Any, key: Any, value: Any) -> tuple[Any, Any]:
-        """`(C, R, T, K)`, `(C, 1, S, K)`, `(C, 1, S, V)` -> `(C, R, T, V)` and boolean `(C, T | 1)`."""
+        """`(C, R, T, K)`, `(C, 1, S, K)`, `(C, 1, S, V)` -> `(C, R, T, V)` and boolean `(C, T)`."""
         queries = self._blocks(query)
         outputs, sees = [], []
         done = ops.zeros((), "int32")  # the next span waits for it
@@ -151,7 +153,7 @@ class _Passes:
             ) -> Any:
                 (number,) = carry
                 weights, _, seen = self._weights(piece, number, queries, k, view, low, high)
-                seeing = ops.ones((self.together, 1), "bool")
+                seeing = ops.ones((self.together, self.rows), "bool")
                 if seen is not None:
                     seeing = ops.logical_and(ops.any(seen, axis=(1, 3)), seeing)
                 used = self._dropped(weights, view.seed, piece, number) if self.rate else weights
@@ -246,7 +248,7 @@ class _Passes:
         return ops.reshape(array, (self.batch, self.groups * shared, length, width))
 
     def _any_head(self, sees: Any) -> Any:
-        """`(pieces, C, T | 1)` -> `(B, T | 1)`: what one head sees is seen."""
+        """`(pieces, C, T)` -> `(B, T)`: what one head sees is seen."""
         length = ops.shape(sees)[2]
         each = ops.reshape(sees, (self.pieces * self.together, length))[: self.heads]
         return ops.any(ops.reshape(each, (self.batch, self.groups, length)), axis=1)
@@ -265,10 +267,8 @@ class _Passes:
         return ops.reshape(whole, (shape[0], shape[1], self.count * self.rows, shape[4]))[:, :, : self.targets]
 
     def _seeing(self, parts: list[Any]) -> Any:
-        """Of the spans, (blocks, C, N | 1) each -> (C, T | 1)."""
+        """Of the spans, (blocks, C, N) each -> (C, T)."""
         whole = ops.transpose(ops.concatenate(parts), (1, 0, 2))
-        if whole.shape[2] == 1:
-            return whole[:, 0]
         shape = ops.shape(whole)
         return ops.reshape(whole, (shape[0], self.count * self.rows))[:, : self.targets]
 

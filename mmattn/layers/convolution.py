@@ -105,6 +105,8 @@ class WeightNormConvolution(keras.layers.Layer):
         if self.kernel_size == 1:
             few = len(inputs.shape) == 2
             return self._activated(self._mapped(inputs) if few else ops.matmul(inputs, self._weights()))
+        if inputs.shape[1] == 0:
+            return ops.zeros((ops.shape(inputs)[0], 0, self.filters), self.compute_dtype)
         before = self.kernel_size - 1 if self.causal else (self.kernel_size - 1) // 2
         inputs = ops.pad(inputs, ((0, 0), (before, self.kernel_size - 1 - before), (0, 0)))
         taps = ops.reshape(self._weights(), (self.kernel_size, self.channels, -1))
@@ -130,6 +132,8 @@ class WeightNormConvolution(keras.layers.Layer):
 
     def _mapped(self, rows: Any) -> Any:
         """The product with w of few rows `(M, k C)`, of which there are fewer numbers to scale than of the kernel."""
+        if self.compute_dtype == "float16":  # the length of v is whatever training has made it, and may not fit
+            return ops.matmul(rows, self._weights())
         direction, factor = (ops.cast(part, self.compute_dtype) for part in self._parts())
         return ops.matmul(rows, direction) * factor
 

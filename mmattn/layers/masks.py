@@ -245,8 +245,10 @@ def mean_of_real(memory: Any, mask: Any = None) -> Any:
         (3.0, 5.0)
     """
     memory = ops.convert_to_tensor(memory)
-    if mask is None:
+    if mask is None and memory.shape[1]:
         return ops.mean(memory, axis=1)
+    if mask is None:
+        mask = ops.ones(ops.shape(memory)[:2], "bool")
     real = check_padding(mask, memory.shape[1], "memory_mask")[..., None]
     wide = keras.backend.result_type(memory.dtype, "float32")
     count = ops.maximum(ops.sum(ops.cast(real, wide), axis=1), 1.0)

@@ -11,7 +11,7 @@ import numpy as np
 from keras import ops
 
 from mmattn.layers.attention import MultiHeadAttention
-from mmattn.layers.checks import IN_ATTENTION
+from mmattn.layers.checks import IN_ATTENTION, check_positive
 from mmattn.layers.dot_product import explicit, finite, guarded
 from mmattn.layers.masks import check_boolean, check_padding, combine_masks
 from mmattn.layers.relative import BucketedBias, ClippedDistances, ProjectedDistances, alibi_slopes
@@ -271,5 +271,6 @@ def check_places(positions: str | None, key_dim: int | None = None, options: dic
         raise ValueError(
             f"position_options is a dict of what these positions take: {takes}. Received {positions!r} and {options!r}."
         )
+    check_positive(**{name: value for name, value in (options or {}).items() if name != "bidirectional"})
     if positions == "rotary" and key_dim is not None:
         check_rotary(key_dim)

@@ -24,9 +24,6 @@ class StreamModelling(LanguageModelling):
     Args: as `LanguageModelling`; `batches` are such as `mmattn.data.streams` makes.
     """
 
-    def _batches(self, seed: int) -> Callable[..., Any]:
-        return self.parts["batches"]  # they leave nothing to a seed
-
     def _trained(self) -> keras.Model:
         model = StreamModel(self.language_model, self.batches["train"].batch_size)
         model.build({"target_ids": (None, None)})

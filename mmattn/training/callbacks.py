@@ -16,7 +16,10 @@ from mmattn.training.checkpoint import value_of
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop (Ctrl-C or SIGTERM). `exit_code` is 128 + the signal's number, as shells have it."""
+    """The run was asked to stop (Ctrl-C, SIGTERM, or SIGHUP of a terminal that was closed).
+
+    `exit_code` is 128 + the signal's number, as shells have it.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}")
@@ -24,7 +27,9 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopSignals:
-    """Turns Ctrl-C and SIGTERM into a stop at the end of the batch, while `busy` is set.
+    """Turns Ctrl-C, SIGTERM and SIGHUP into a stop at the end of the batch, while `busy` is set.
+
+    A SIGHUP that is ignored, as by nohup, stays so.
 
     A second signal, or one at another time, stops at once.
 
@@ -37,7 +42,10 @@ class StopSignals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
             try:
                 self._before[number] = signal.signal(number, self._handle)
             except ValueError:  # not the main thread: whoever runs us there stops us there

@@ -562,7 +562,7 @@ def test_dropout_in_chunks_is_a_function_of_its_seed_and_has_its_slopes(name, mo
 
 
 def test_dropout_in_chunks_is_right_on_average():
-    case = Case(batch=256, keys=True)
+    case = Case(batch=256, keys=True, together=128)
     *arrays, upstream = case.arrays()
     arrays = [np.repeat(array[:1], case.batch, axis=0) for array in arrays]
     masks = None, np.array([[1, 1, 0, 1, 1]], bool), None

@@ -165,3 +165,6 @@ class _One:
 
     def label_of(self, index: int) -> str:
         return "a"
+
+    def id_of(self, index: int) -> str:
+        return "a"

@@ -622,14 +622,14 @@ def test_one_trace_of_the_chunked_path_serves_every_length(jit, monkeypatch):
     assert len(traces) == 1
 
 
-@pytest.mark.parametrize("flash", [None, *FLASH])
+@pytest.mark.parametrize("flash", [None, False, True])
 @pytest.mark.parametrize("shape", [(0, 5, 7), (2, 0, 7), (2, 5, 0), (0, 5, 0), (0, 1100, 1100)], ids=str)
 def test_an_empty_axis_is_no_error(shape, flash):
     batch, targets, sources = shape
     layer = layer_of(flash)
     query, value = (np.ones((batch, size, 8), "float32") for size in (targets, sources))
     for rules in ({}, {"use_causal_mask": True}, {"key_mask": np.ones((batch, sources), bool)}):
-        output = np.asarray(layer(query, value, **rules))
+        output = ops.convert_to_numpy(layer(query, value, **rules))
         assert output.shape == query.shape
         assert np.all(np.isfinite(output))
     assert explain_path(layer, query, value).name == "explicit"

@@ -360,6 +360,8 @@ def test_what_does_not_fit_is_refused_in_words():
         with pytest.raises(ValueError, match="memory_length is a whole number, 0 or more"):
             make(memory_length=length)
     decoder = make()
+    with pytest.raises(ValueError, match=r"as many rows as it has, 3 here\. Received token_ids \(2, 9\)"):
+        decoder(IDS[:2], state=random_state(4))
     with pytest.raises(ValueError, match="memory_length is a whole number"):
         decoder(IDS, memory_length=-3)
     with pytest.raises(ValueError, match=r"There is no longest text here\. Received max_length=9"):

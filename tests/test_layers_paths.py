@@ -22,6 +22,7 @@ from keras import ops
 
 from mmattn import backend
 from mmattn.layers import MultiHeadAttention, SelfAttention, attention, explain_path
+from mmattn.layers.checks import IN_ATTENTION
 from mmattn.layers.chunked import block_sizes, chunked
 from mmattn.layers.dot_product import Scoring, explicit, fused
 from mmattn.layers.paths import choose_path
@@ -633,6 +634,46 @@ def test_an_empty_axis_is_no_error(shape, flash):
         assert output.shape == query.shape
         assert np.all(np.isfinite(output))
     assert explain_path(layer, query, value).name == "explicit"
+
+
+@pytest.mark.parametrize("positions", [None, *IN_ATTENTION])
+@pytest.mark.parametrize("causal", [False, True])
+def test_an_empty_sequence_is_no_error_with_any_positions(positions, causal):
+    layer = SelfAttention(2, 4, positions=positions)
+    for shape in ((2, 0, 8), (0, 3, 8)):
+        assert tuple(layer(np.zeros(shape, "float32"), use_causal_mask=causal).shape) == shape
+
+
+@pytest.mark.parametrize("flash", FLASH)
+def test_one_key_has_slopes_of_zero_and_not_none(flash):
+    layer, rng = layer_of(flash), np.random.default_rng(0)
+    query, value = (ops.convert_to_tensor(rng.normal(size=(2, n, 8)).astype("float32")) for n in (3, 1))
+    for slope in slopes_of_weights(layer, query, value):
+        assert slope is not None and np.all(np.isfinite(slope))
+    expected = MultiHeadAttention.to_keras(layer)(query, value)
+    np.testing.assert_allclose(ops.convert_to_numpy(layer(query, value)), ops.convert_to_numpy(expected), atol=1e-5)
+
+
+def slopes_of_weights(layer: Any, *inputs: Any) -> list[Any]:
+    """Of the sum of sines of its output, those of its trainable weights, or None."""
+    if TENSORFLOW:
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            total = ops.sum(ops.sin(layer(*inputs)))
+        return tape.gradient(total, layer.trainable_weights)
+    if TORCH:
+        import torch
+
+        total = ops.sum(ops.sin(layer(*inputs)))
+        values = [variable.value for variable in layer.trainable_weights]
+        return [None if g is None else g.numpy() for g in torch.autograd.grad(total, values, allow_unused=True)]
+    import jax
+
+    def total(values):
+        return ops.sum(ops.sin(layer.stateless_call(values, [], *inputs)[0]))
+
+    return jax.grad(total)([variable.value for variable in layer.trainable_weights])
 
 
 def test_blocks_fill_the_room_they_have():

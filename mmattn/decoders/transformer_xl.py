@@ -164,6 +164,12 @@ class TransformerXLDecoder(TransformerDecoder):
                 f'A state of {self.name} holds as "hidden" {self.num_layers} arrays (B, M, {self.hidden_dim}). '
                 f"Received {[tuple(array.shape) for array in hidden]}."
             )
+        rows = {array.shape[0] for array in (*hidden, token_ids) if array is not None} - {None}
+        if len(rows) > 1:
+            raise ValueError(
+                f"A state goes on with as many rows as it has, {hidden[0].shape[0]} here. Received token_ids "
+                f"{tuple(token_ids.shape)}."
+            )
         if reset is not None:
             lengths = ops.where(reset, 0, lengths)
         size = hidden[0].shape[1]

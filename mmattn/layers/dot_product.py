@@ -238,10 +238,10 @@ def wide_of(dtype: Any) -> str:
 
 
 def softmax(scores: Any) -> Any:
-    """Over the last axis. Keras warns of an axis of length 1, which here is a sentence of one word."""
+    """Over the last axis. Keras' own warns of an axis of length 1, which here is a sentence of one word."""
     if scores.shape[-1] != 1:
         return ops.softmax(scores, axis=-1)
-    return ops.where(ops.isfinite(scores), ops.ones_like(scores), ops.full((), float("nan"), scores.dtype))
+    return ops.exp(ops.log_softmax(scores, axis=-1))  # 1, whose slope is a zero and not missing
 
 
 def _safe_pairs(query: Any, key: Any) -> Any:

@@ -193,8 +193,9 @@ class ProjectedDistances(keras.layers.Layer):
 def _distances(sight: Sight) -> Any:
     """All distances between a query and a key that it may see, the largest first: int32 (E,)."""
     last = sight.first_place + sight.targets - 1
-    after = 0 if sight.causal else sight.targets - 1
-    return last - ops.arange(sight.sources + after, dtype="int32")
+    count = sight.sources if sight.causal else sight.sources + sight.targets - 1
+    count = max(0, count) if isinstance(count, int) else ops.maximum(0, count)  # of nothing there are none
+    return last - ops.arange(count, dtype="int32")
 
 
 def _shifted(products: Any, sight: Sight) -> Any:
@@ -207,6 +208,9 @@ def _shifted(products: Any, sight: Sight) -> Any:
     batch, heads, targets, distances = ops.shape(products)
     if isinstance(targets, int) and targets == 1:
         return products
-    flat = ops.reshape(ops.pad(products, [(0, 0), (0, 0), (0, 0), (0, 1)]), (batch, heads, -1))
+    if isinstance(targets, int) and targets == 0:
+        return ops.zeros((batch, heads, 0, sight.sources), products.dtype)
+    flat = ops.pad(products, [(0, 0), (0, 0), (0, 0), (0, 1)])
+    flat = ops.reshape(flat, (batch, heads, targets * (distances + 1)))
     cut = flat[:, :, targets - 1 : targets - 1 + targets * distances]
     return ops.reshape(cut, (batch, heads, targets, distances))[..., : sight.sources]

@@ -648,8 +648,10 @@ def test_an_empty_sequence_is_no_error_with_any_positions(positions, causal):
 def test_one_key_has_slopes_of_zero_and_not_none(flash):
     layer, rng = layer_of(flash), np.random.default_rng(0)
     query, value = (ops.convert_to_tensor(rng.normal(size=(2, n, 8)).astype("float32")) for n in (3, 1))
-    for slope in slopes_of_weights(layer, query, value):
+    for weight, slope in zip(layer.trainable_weights, slopes_of_weights(layer, query, value), strict=True):
         assert slope is not None and np.all(np.isfinite(slope))
+        asks = weight.path.split("/")[-2] in ("query", "key")  # whatever they are, the one key gets all
+        assert (np.abs(np.asarray(slope)).max() < 1e-4) == asks, weight.path
     expected = MultiHeadAttention.to_keras(layer)(query, value)
     np.testing.assert_allclose(ops.convert_to_numpy(layer(query, value)), ops.convert_to_numpy(expected), atol=1e-5)
 

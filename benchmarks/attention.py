@@ -15,7 +15,6 @@ import importlib.util
 import json
 import os
 import statistics
-import threading
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -89,24 +88,14 @@ class Layer:
 
     def measure(self, what: str, calls: int) -> tuple[float, float]:
         """Median seconds of `calls` calls after a first one, and the most MiB above the start, in all of them."""
-        before, most, done = _resident(), [_resident()], threading.Event()
-
-        def watch() -> None:
-            while not done.wait(0.002):
-                most[0] = max(most[0], _resident())
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
+        before = _resident()
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts anew
         seconds = []
-        try:
-            for _ in range(calls + 1):
-                begin = time.perf_counter()
-                self.passes[what]()
-                seconds.append(time.perf_counter() - begin)
-        finally:
-            done.set()
-            watcher.join()
-        return statistics.median(seconds[1:]), (most[0] - before) / 2**20
+        for _ in range(calls + 1):
+            begin = time.perf_counter()
+            self.passes[what]()
+            seconds.append(time.perf_counter() - begin)
+        return statistics.median(seconds[1:]), (_resident("VmHWM") - before) / 1024
 
 
 def _tensorflow_passes(own: Layer) -> dict[str, Any]:
@@ -146,8 +135,10 @@ def _torch_passes(own: Layer) -> dict[str, Any]:
     return {"forward": forward, "backward": backward}
 
 
-def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def _resident(which: str = "VmRSS") -> int:
+    """KiB that the process holds, or with "VmHWM" the most it has held. A thread that looks would cost time."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(which))
 
 
 def _limit_memory(gib: float) -> None:

@@ -245,9 +245,9 @@ def gradients(fn: Callable[..., Any], arrays: Iterable[Any], variables: Iterable
 
 
 def scan_blocks(
-    body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, count: Any, dtypes: Iterable[str]
+    body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, count: Any, dtypes: Iterable[str], at_once: int = 1
 ) -> tuple[Any, Any]:
-    """Calls `body(i, carry) -> carry, outputs` for i = 0 .. count - 1, one after the other, in the memory of one call.
+    """Calls `body(i, carry) -> carry, outputs` for i = 0 .. count - 1 in the memory of `at_once` calls.
 
     No gradient passes through it: it is for the inside of `with_gradient`. `keras.ops.scan` on TensorFlow wants outputs
     of the carry's shape.
@@ -257,12 +257,13 @@ def scan_blocks(
         carry: a tuple of arrays of fixed shapes.
         count: a number, at least 1; with TensorFlow also a tensor.
         dtypes: of the outputs.
+        at_once: how many calls TensorFlow may have begun, as far as one does not need what the other gives.
 
     Returns:
         The last carry, and the tuple of the outputs, each stacked along a new first axis.
     """
     if name() == "tensorflow":
-        return _scan_tensorflow(lambda i, carry, _: body(i, carry), carry, count, dtypes)
+        return _scan_tensorflow(lambda i, carry, _: body(i, carry), carry, count, dtypes, at_once=at_once)
     if name() == "jax":
         import jax
 
@@ -319,7 +320,7 @@ def scan(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, inputs: Any, d
     return carry, tuple(keras.ops.stack(column) for column in zip(*columns, strict=True))
 
 
-def _scan_tensorflow(body: Any, carry: Any, count: Any, dtypes: Any, inputs: Any = ()) -> Any:
+def _scan_tensorflow(body: Any, carry: Any, count: Any, dtypes: Any, inputs: Any = (), at_once: int = 1) -> Any:
     """`body(i, carry, rows)` has the inputs' rows i. A captured array would get a gradient as large at every step."""
     import tensorflow as tf
 
@@ -334,7 +335,11 @@ def _scan_tensorflow(body: Any, carry: Any, count: Any, dtypes: Any, inputs: Any
 
     arrays = tuple(tf.TensorArray(dtype, size=count, infer_shape=False) for dtype in dtypes)
     _, arrays, carry = tf.while_loop(
-        lambda i, *_: i < count, step, (0, arrays, tuple(carry)), parallel_iterations=1, maximum_iterations=count
+        lambda i, *_: i < count,
+        step,
+        (0, arrays, tuple(carry)),
+        parallel_iterations=at_once,
+        maximum_iterations=count,
     )  # XLA wants the most iterations for a gradient
     stacked = tuple(array.stack() for array in arrays)
     for array, shape in zip(stacked, shapes, strict=True):

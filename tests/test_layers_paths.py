@@ -23,7 +23,7 @@ from keras import ops
 from mmattn import backend
 from mmattn.layers import MultiHeadAttention, SelfAttention, attention, explain_path
 from mmattn.layers.checks import IN_ATTENTION
-from mmattn.layers.chunked import block_sizes, chunked
+from mmattn.layers.chunked import BLOCK, block_sizes, chunked
 from mmattn.layers.dot_product import Scoring, explicit, fused
 from mmattn.layers.paths import choose_path
 from mmattn.layers.sight import Sight
@@ -594,7 +594,8 @@ def test_each_block_of_each_seed_has_its_own_numbers():
 def test_one_trace_of_the_chunked_path_serves_every_length(jit, monkeypatch):
     import tensorflow as tf
 
-    monkeypatch.setattr("mmattn.layers.chunked.BLOCK", 2**8)  # so that there are several blocks of 16
+    monkeypatch.setattr("mmattn.layers.chunked.BLOCK", 2**8)  # so that there are several blocks
+    monkeypatch.setattr("mmattn.layers.chunked.ROWS", 16)
     layer, same, traces = layer_of(True), layer_of(False), []
 
     def both(layer, query, value, real, mask):
@@ -683,10 +684,11 @@ def test_blocks_fill_the_room_they_have():
     lengths = (1, 5, 1000, 65536, 10**5), (1, 7, 16384, 65536, 10**6)  # some of whose products are 0 in int32
     for heads, shared, targets, sources in itertools.product((1, 4, 512), (1, 8, 16), *lengths):
         together, rows = block_sizes(heads, shared, targets, sources)
-        of_query, room = shared * sources, 3 * 2**20
-        assert 1 <= rows <= targets and (rows <= 16 or together * rows * of_query <= room)
+        of_query, room = shared * sources, BLOCK
+        least = max(16, 64 // shared // 16 * 16)
+        assert 1 <= rows <= targets and (rows <= least or together * rows * of_query <= room)
         assert 1 <= together <= heads and (together == 1 or rows == targets)
-        count, fitting = -(-targets // rows), max(16, room // of_query // 16 * 16)
+        count, fitting = -(-targets // rows), max(least, room // of_query // 16 * 16)
         assert count == -(-targets // fitting) and count * rows - targets < 16 * count  # no more blocks than have to be
         fitting = min(heads, max(1, room // (of_query * targets)))
         pieces = -(-heads // together)

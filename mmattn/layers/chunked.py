@@ -39,7 +39,9 @@ from mmattn.layers.dot_product import (
 )
 from mmattn.layers.sight import Sight
 
-BLOCK = 3 * 2**20  # weights of a block, 12 MiB in float32
+BLOCK = 2**20  # weights of a block, 4 MiB in float32, which a processor's caches hold
+ROWS = 64  # of a product at least: on a CPU one of 16 rows takes 1.7 times as long for each
+AT_ONCE = 2  # blocks: what one does on one processor alone, the other's products fill up
 SPANS = 8  # most pieces of the sequence whose queries share a range of keys
 
 
@@ -60,7 +62,7 @@ def chunked(
         key: `(B, G, S, K)`.
         value: `(B, G, S, V)`.
         rate: share of the weights dropped; `seed`, two whole numbers, says which.
-        sizes: C and N; by default such that a block has about 3 million weights.
+        sizes: C and N; by default such that a block has about a million weights, more where S is over 16,384.
     """
     passes = _Passes(query, key, value, sight, scoring, rate, sizes)
     output, *sees = backend.with_gradient(passes.forward, passes.backward, query, key, value, *sight.arrays(), seed)
@@ -74,7 +76,7 @@ def block_sizes(heads: Any, shared: int, targets: Any, sources: Any) -> tuple[An
     of what fills them up is less than a rule for arrays that turn out to be empty.
     """
     heads, targets, of_query = (_most(1, size) for size in (heads, targets, shared * sources))
-    rows = _most(16, BLOCK // of_query // 16 * 16)
+    rows = _most(max(16, ROWS // shared // 16 * 16), BLOCK // of_query // 16 * 16)
     count = -(-targets // rows)
     rows = -(-targets // (count * 16)) * 16
     together = _most(1, BLOCK // of_query // targets)  # their product may be too large for int32
@@ -159,7 +161,7 @@ class _Passes:
                 used = self._dropped(weights, view.seed, piece, number) if self.rate else weights
                 return (number + 1,), (mixed(ops.cast(used, v.dtype), v), seeing)
 
-            (done,), (output, seeing) = backend.scan_blocks(block, (done,), count, (self.dtype, "bool"))
+            (done,), (output, seeing) = backend.scan_blocks(block, (done,), count, (self.dtype, "bool"), AT_ONCE)
             outputs.append(output)
             sees.append(seeing)
         return self._joined(outputs), self._seeing(sees)
@@ -170,7 +172,7 @@ class _Passes:
         """The slopes of what `_piece_forward` gets, from those of what it gives."""
         plain_query, plain_key = (query, key) if self.sight.is_open else (finite(query), finite(key))
         queries = self._blocks(query)
-        aboves, asked, agreed = (self._blocks(array) for array in (above, plain_query * self.scoring.scale, agreed))
+        aboves, asked, lowers = (self._blocks(array) for array in (above, plain_query, -self.scoring.scale * agreed))
         of_query, of_key, of_value = [], [], []
         done = ops.zeros((), "int32")
         for count, low, high in self._spans():
@@ -181,13 +183,14 @@ class _Passes:
                 key, plain_key, value = own
                 weights, products, seen = self._weights(piece, number, queries, key, view, low, high)
                 rows = ops.take(aboves, number, axis=2)  # (C, R, N, V)
-                of_weights = ops.cast(pairs(rows, value), self.wide)
+                # A number times an array, a product, a sum: TensorFlow makes one operation of it on many processors.
+                of_weights = ops.cast(pairs(rows * self.scoring.scale, value), self.wide)
                 used = weights
                 if self.rate:
                     used, of_weights = (
                         self._dropped(array, view.seed, piece, number) for array in (weights, of_weights)
                     )
-                of_scores = weights * (of_weights - ops.take(agreed, number, axis=2)[..., None])
+                of_scores = weights * (of_weights + ops.take(lowers, number, axis=2)[..., None])
                 of_products = self.scoring.slope(products, of_scores)
                 if seen is not None:  # 0 times a product that is not a number
                     of_products = ops.where(seen, of_products, ops.zeros_like(of_products))
@@ -195,16 +198,16 @@ class _Passes:
                 of_value = of_value + ops.cast(gathered(ops.cast(used, rows.dtype), rows, 1), self.wide)
                 given = ops.take(asked, number, axis=2)
                 of_key = of_key + ops.cast(gathered(of_products, given, 1), self.wide)
-                return (number + 1, of_key, of_value), (mixed(of_products, plain_key) * self.scoring.scale,)
+                return (number + 1, of_key, of_value), (mixed(of_products, plain_key),)
 
-            empty = (ops.zeros_like(own[0], dtype=self.wide), ops.zeros_like(own[2], dtype=self.wide))
+            empty = tuple(ops.zeros_like(ops.swapaxes(array, -1, -2), dtype=self.wide) for array in (own[0], own[2]))
             (done, part_of_key, part_of_value), (part,) = backend.scan_blocks(
-                block, (done, *empty), count, (self.dtype,)
+                block, (done, *empty), count, (self.dtype,), AT_ONCE
             )
             of_query.append(part)
             of_key.append(self._widened(part_of_key, low, high))
             of_value.append(self._widened(part_of_value, low, high))
-        return self._joined(of_query), sum(of_key), sum(of_value)
+        return self._joined(of_query), ops.swapaxes(sum(of_key), -1, -2), ops.swapaxes(sum(of_value), -1, -2)
 
     def _weights(
         self, piece: Any, number: Any, queries: Any, key: Any, view: _View, low: Any, high: Any
@@ -273,10 +276,10 @@ class _Passes:
         return ops.reshape(whole, (shape[0], self.count * self.rows))[:, : self.targets]
 
     def _widened(self, part: Any, low: Any, high: Any) -> Any:
-        """Of the keys low .. high, (C, 1, Z, X) -> (C, 1, S, X)."""
+        """Of the keys low .. high, (C, 1, X, Z) -> (C, 1, X, S)."""
         if not isinstance(high, int) or (low, high) == (0, self.sources):
             return part
-        return ops.pad(part, [(0, 0), (0, 0), (low, self.sources - high), (0, 0)])
+        return ops.pad(part, [(0, 0), (0, 0), (0, 0), (low, self.sources - high)])
 
     def _dropped(self, weights: Any, seed: Any, piece: Any, number: Any) -> Any:
         drawn = backend.random_uniform(ops.shape(weights), seed, piece * self.count + number)

@@ -214,12 +214,12 @@ def mixed(weights: Any, value: Any) -> Any:
 
 
 def gathered(weights: Any, rows: Any, groups: int) -> Any:
-    """What each key gets from all queries: `(B, H, N, S)`, `(B, H, N, V)` -> `(B, G, S, V)`.
+    """What each key gets from all queries: `(B, H, N, S)`, `(B, H, N, V)` -> `(B, G, V, S)`.
 
     The narrow array is the one to transpose: TensorFlow takes half the time for that.
     """
     weights, rows = (_of_groups(array, groups) for array in (weights, rows))
-    return ops.swapaxes(backend.matmul(rows, weights, transpose_a=True), -1, -2)
+    return backend.matmul(rows, weights, transpose_a=True)
 
 
 def finite(array: Any) -> Any:
@@ -252,7 +252,8 @@ def _safe_pairs(query: Any, key: Any) -> Any:
 
     def backward(kept: Any, slopes: Any) -> Any:
         (query, key), (slopes,) = kept, slopes
-        return mixed(slopes, finite(key)), gathered(slopes, finite(query), key.shape[1])
+        of_key = ops.swapaxes(gathered(slopes, finite(query), key.shape[1]), -1, -2)
+        return mixed(slopes, finite(key)), of_key
 
     return backend.with_gradient(forward, backward, query, key)[0]
 

@@ -103,8 +103,12 @@ def table(scores: dict[int, dict[str, float]]) -> list[str]:
     memory  loss    perplexity
          0  2.0000  7.3891
         64  1.5000  4.4817
+    >>> table({0: scores_of(2.0, 0, 1), 64: scores_of(2.0, 0, 1)})[-1]
+    'No text goes on after its first segment, so that nothing is remembered.'
     """
     rows = [f"{length:6d}  {found['loss']:.4f}  {found['perplexity']:.4f}" for length, found in scores.items()]
+    if len(rows) > 1 and len({found["loss"] for found in scores.values()}) == 1:
+        rows.append("No text goes on after its first segment, so that nothing is remembered.")
     return ["memory  loss    perplexity", *rows]
 
 

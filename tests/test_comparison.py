@@ -244,7 +244,7 @@ def test_the_report_has_the_scores_their_intervals_and_who_is_missing(tmp_path: 
     }
     references = [["a man in a red shirt stands on a ladder"], ["two dogs run over the green grass"]] * 15
     good = [several[0] for several in references]
-    poor = [text.replace("a ", "the ").replace("green", "wet") for text in good]
+    poor = [text.replace("a ", "the ").replace("green", "wet").replace("ladder", "shirt") for text in good]
     members = [
         _member("poor", poor, references, config),
         _member("good", good, references, config),
@@ -254,8 +254,10 @@ def test_the_report_has_the_scores_their_intervals_and_who_is_missing(tmp_path: 
     sources = {str(i): kinds[i >= 25] for i in range(30)}
     text = write_report(tmp_path / "made", "A | title", members, sources, None, ["About it."]).read_text("utf-8")
     interval = bleu_interval(poor, references, tokenize="none")
-    assert f"| poor | {interval.value:.2f} | {interval.low:.1f} to {interval.high:.1f} |" in text
-    assert "| good | 100.00 | 100.0 to 100.0 | 100.00 | 7.50 | 0.40 | 1,234 | 12 |" in text
+    row = next(line for line in text.splitlines() if line.startswith("| poor | "))
+    assert row.startswith(f"| poor | {interval.value:.2f} | {interval.low:.1f} to {interval.high:.1f} |")
+    assert row.endswith("| 7.50 | 50.0 | 0.40 | 1,234 | 12 |")  # "in the red shirt stands on the shirt", every second
+    assert "| good | 100.00 | 100.0 to 100.0 | 100.00 | 7.50 | 0.0 | 0.40 | 1,234 | 12 |" in text
     assert "| good against poor | +" in text and "| better |" in text
     assert "| none | exit code 1: no memory left |" in text
     assert "| poor | 8 | 640 | 320 |" in text  # 8 rows of 8 tokens in 0.1 and 0.2 s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from mmattn.tasks.translation import TranslationScoring
 from mmattn.training.checkpoint import atomic_file
 
 BINS = ((1, 8), (9, 12), (13, 16), (17, 24), (25, 1000))  # words of a source
+LONG = 4  # letters of a word whose repetition tells something
 LEAST = 20  # sentences of a bin whose BLEU is worth a point
 
 
@@ -76,7 +78,8 @@ def _translation(
     scores = {one.name: one.bleu() for one in scored}
     same = _same_tokens(page, members, "perplexity")
     page.table(
-        ("model", "BLEU", "95 % interval", "chrF", "perplexity", "sources shuffled", "parameters", "minutes"),
+        ("model", "BLEU", "95 % interval", "chrF", "perplexity", "say a word again, %", "sources shuffled",
+         "parameters", "minutes"),
         [
             (
                 member.name,
@@ -84,12 +87,17 @@ def _translation(
                 f"{scores[member.name].low:.1f} to {scores[member.name].high:.1f}",
                 f"{member.results['test']['chrf']:.2f}",
                 _number(member.results.get("perplexity") if same else None, ".2f"),
+                f"{100 * one.repeating():.1f}",
                 _number(member.results.get("test_shuffled", {}).get("bleu"), ".2f"),
                 _number(member.parameters, ",d"),
                 f"{member.minutes:.0f}",
             )
-            for member in members
+            for member, one in zip(members, scored, strict=True)
         ],
+    )  # fmt: skip
+    page.text(
+        f"Say a word again: translations in which a word of {LONG} letters or more comes twice, and more often than in "
+        "any reference. Mostly it is a source word that was translated two times."
     )
     for signature in dict.fromkeys(member.results["signatures"]["bleu"] for member in members):
         page.text(f"BLEU: {signature}. Intervals: bootstrap over the sentences, 1,000 samples.")
@@ -135,6 +143,23 @@ class _Scored:
             lowercase=self.scoring.lowercase,
             resamples=resamples,
         )
+
+    def repeating(self) -> float:
+        """The share of the texts that say a longer word again, more often than any reference does."""
+        return sum(says_again(text, references) for text, references in self.sentences.values()) / len(self.sentences)
+
+
+def says_again(text: str, references: Sequence[str]) -> bool:
+    """Whether a word of 4 letters or more comes at least twice in a text, and more often than in each reference.
+
+    >>> says_again("a fence in front of a fence .", ["grass in front of a fence ."])
+    True
+    >>> says_again("a man and a man", ["a man and a woman"])  # short words often have to come again
+    False
+    """
+    counts = Counter(word for word in text.split() if len(word) >= LONG)
+    least = {word: max([1, *(reference.split().count(word) for reference in references)]) for word in counts}
+    return any(count > least[word] for word, count in counts.items())
 
 
 def _scored(member: Member) -> _Scored:

@@ -360,8 +360,17 @@ def test_what_does_not_fit_is_refused_in_words():
         with pytest.raises(ValueError, match="memory_length is a whole number, 0 or more"):
             make(memory_length=length)
     decoder = make()
-    with pytest.raises(ValueError, match=r"as many rows as it has, 3 here\. Received token_ids \(2, 9\)"):
+    with pytest.raises(ValueError, match=r"all rows of its state.*token_ids: 2, lengths: 3, hidden\[0\]: 3"):
         decoder(IDS[:2], state=random_state(4))
+    for wrong in ({"lengths": np.ones(1, "int32")}, {"hidden": [random_state(4)["hidden"][0], np.zeros((2, 4, 8))]}):
+        with pytest.raises(ValueError, match=r"all rows of its state\. Received other numbers.*: [12]"):
+            decoder(IDS, state={**random_state(4), **wrong})
+        with pytest.raises(ValueError, match="all rows of its state"):
+            decoder.start(None, None, 4, state={**random_state(4), **wrong})
+    with pytest.raises(ValueError, match="reset: 2"):
+        decoder(IDS, state=random_state(4), reset=np.array([True, False]))
+    with pytest.raises(ValueError, match="batch_size: 7"):
+        decoder.start(None, None, 4, 7, state=random_state(4))
     with pytest.raises(ValueError, match="memory_length is a whole number"):
         decoder(IDS, memory_length=-3)
     with pytest.raises(ValueError, match=r"There is no longest text here\. Received max_length=9"):

@@ -275,6 +275,17 @@ def test_an_empty_sequence_stays_empty():
             assert tuple(layer(np.zeros((*shape, C), "float32")).shape) == (*shape, 4)
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="only TensorFlow tells a missing slope from zeros")
+def test_an_empty_sequence_has_slopes_of_zero():
+    import tensorflow as tf
+
+    layer = WeightNormConvolution(4, kernel_size=3, causal=True)
+    with tf.GradientTape() as tape:
+        total = ops.sum(layer(np.zeros((2, 0, C), "float32")))
+    for slope in tape.gradient(total, layer.trainable_variables):
+        assert slope is not None and not numbers(slope).any()
+
+
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_layers_train_in_mixed_precision(policy):
     layer, exact = attention(policy), attention("float32")

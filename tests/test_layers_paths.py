@@ -459,6 +459,31 @@ def test_half_precision_is_near_float32(path, dtype):
                 np.testing.assert_allclose(one, other, atol=HALF[dtype] * max(1, np.abs(other).max()))
 
 
+def test_small_slopes_of_float16_lose_no_more_in_blocks_than_all_at_once():
+    rng = np.random.default_rng(0)
+    shapes = (1, 2, 64, 64), (1, 1, 512, 64), (1, 1, 512, 64), (1, 2, 64, 64)
+    arrays = [rng.normal(size=shape).astype("float16") for shape in shapes]
+    arrays[3] *= 1e-3  # slopes of the output, as they come from a loss that is a mean
+    sight, scoring = Sight(64, 512), Scoring(1 / math.sqrt(64))
+
+    def slopes(path, dtype):
+        *inputs, above = (ops.cast(ops.convert_to_tensor(array), dtype) for array in arrays)
+        return [
+            numbers(ops.cast(slope, "float32"))
+            for slope in backend.gradients(lambda *x: ops.sum(path(*x, sight, scoring).heads * above), inputs)
+        ]
+
+    exact = slopes(explicit, "float32")
+    errors = [
+        [
+            np.abs(one - other).mean() / np.abs(other).mean()
+            for one, other in zip(slopes(path, "float16"), exact, strict=True)
+        ]
+        for path in (explicit, lambda *given: chunked(*given, sizes=(1, 16)))
+    ]
+    assert all(error < 2 * least for least, error in zip(*errors, strict=True))
+
+
 @pytest.mark.parametrize(
     "case", [Case(causal=True), Case(keys=True, dense=(True, True, True))], ids=["causal", "masks"]
 )

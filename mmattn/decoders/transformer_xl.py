@@ -145,7 +145,7 @@ class TransformerXLDecoder(TransformerDecoder):
         """
         if state is None:
             return super().start(memory, memory_mask, max_length, batch_size)
-        hidden, _, mask = self._past(state)
+        hidden, _, mask = self._past(state, batch_size=batch_size)
         rows = ops.shape(state["lengths"])[0]
         pairs = [
             block.start(memory, memory_mask, rows, max_length, past, mask)
@@ -153,7 +153,9 @@ class TransformerXLDecoder(TransformerDecoder):
         ]
         return [context for context, _ in pairs], [cache for _, cache in pairs]
 
-    def _past(self, state: Any, reset: Any = None, token_ids: Any = None) -> tuple[list[Any], Any, Any]:
+    def _past(
+        self, state: Any, reset: Any = None, token_ids: Any = None, batch_size: Any = None
+    ) -> tuple[list[Any], Any, Any]:
         """For each layer what it was given before, how many of that are real `(B,)`, and which `(B, M)`."""
         if state is None:
             return [None] * self.num_layers, ops.zeros(ops.shape(token_ids)[:1], dtype="int32"), None
@@ -164,11 +166,16 @@ class TransformerXLDecoder(TransformerDecoder):
                 f'A state of {self.name} holds as "hidden" {self.num_layers} arrays (B, M, {self.hidden_dim}). '
                 f"Received {[tuple(array.shape) for array in hidden]}."
             )
-        rows = {array.shape[0] for array in (*hidden, token_ids) if array is not None} - {None}
-        if len(rows) > 1:
+        reset = None if reset is None else ops.convert_to_tensor(reset)
+        arrays = {"token_ids": token_ids, "lengths": lengths, "reset": reset}
+        arrays |= {f"hidden[{i}]": array for i, array in enumerate(hidden)}
+        rows = {name: array.shape[0] for name, array in arrays.items() if array is not None}
+        if isinstance(batch_size, int):
+            rows["batch_size"] = batch_size
+        if len({count for count in rows.values() if count is not None}) > 1:
+            counts = ", ".join(f"{name}: {count}" for name, count in rows.items())
             raise ValueError(
-                f"A state goes on with as many rows as it has, {hidden[0].shape[0]} here. Received token_ids "
-                f"{tuple(token_ids.shape)}."
+                f"{self.name} goes on with all rows of its state. Received other numbers of them: {counts}."
             )
         if reset is not None:
             lengths = ops.where(reset, 0, lengths)

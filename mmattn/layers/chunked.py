@@ -62,7 +62,7 @@ def chunked(
         key: `(B, G, S, K)`.
         value: `(B, G, S, V)`.
         rate: share of the weights dropped; `seed`, two whole numbers, says which.
-        sizes: C and N; by default such that a block has about a million weights, more where S is over 16,384.
+        sizes: C and N; by default such that a block has about a million weights, more where R S is over 65,536.
     """
     passes = _Passes(query, key, value, sight, scoring, rate, sizes)
     output, *sees = backend.with_gradient(passes.forward, passes.backward, query, key, value, *sight.arrays(), seed)
@@ -172,7 +172,11 @@ class _Passes:
         """The slopes of what `_piece_forward` gets, from those of what it gives."""
         plain_query, plain_key = (query, key) if self.sight.is_open else (finite(query), finite(key))
         queries = self._blocks(query)
-        aboves, asked, lowers = (self._blocks(array) for array in (above, plain_query, -self.scoring.scale * agreed))
+        # A number times an array, their product with another, a sum: TensorFlow makes one operation of it on many
+        # processors. In half precision the slopes stay as large as they are, and the scale comes last.
+        early = self.scoring.scale if self.dtype == self.wide else 1.0
+        late = self.scoring.scale / early
+        aboves, asked, lowers = (self._blocks(array) for array in (above, plain_query * late, -early * agreed))
         of_query, of_key, of_value = [], [], []
         done = ops.zeros((), "int32")
         for count, low, high in self._spans():
@@ -183,8 +187,7 @@ class _Passes:
                 key, plain_key, value = own
                 weights, products, seen = self._weights(piece, number, queries, key, view, low, high)
                 rows = ops.take(aboves, number, axis=2)  # (C, R, N, V)
-                # A number times an array, a product, a sum: TensorFlow makes one operation of it on many processors.
-                of_weights = ops.cast(pairs(rows * self.scoring.scale, value), self.wide)
+                of_weights = ops.cast(pairs(rows * early, value), self.wide)
                 used = weights
                 if self.rate:
                     used, of_weights = (
@@ -198,7 +201,7 @@ class _Passes:
                 of_value = of_value + ops.cast(gathered(ops.cast(used, rows.dtype), rows, 1), self.wide)
                 given = ops.take(asked, number, axis=2)
                 of_key = of_key + ops.cast(gathered(of_products, given, 1), self.wide)
-                return (number + 1, of_key, of_value), (mixed(of_products, plain_key),)
+                return (number + 1, of_key, of_value), (mixed(of_products, plain_key) * late,)
 
             empty = tuple(ops.zeros_like(ops.swapaxes(array, -1, -2), dtype=self.wide) for array in (own[0], own[2]))
             (done, part_of_key, part_of_value), (part,) = backend.scan_blocks(

@@ -105,8 +105,8 @@ class WeightNormConvolution(keras.layers.Layer):
         if self.kernel_size == 1:
             few = len(inputs.shape) == 2
             return self._activated(self._mapped(inputs) if few else ops.matmul(inputs, self._weights()))
-        if 0 in inputs.shape[:2]:  # backends refuse or misread it
-            return ops.zeros((*ops.shape(inputs)[:2], self.filters), self.compute_dtype)
+        if 0 in inputs.shape[:2]:  # backends refuse or misread it; a product has slopes, which are zeros
+            return self._activated(ops.matmul(inputs, self._weights()[: self.channels]))
         before = self.kernel_size - 1 if self.causal else (self.kernel_size - 1) // 2
         inputs = ops.pad(inputs, ((0, 0), (before, self.kernel_size - 1 - before), (0, 0)))
         taps = ops.reshape(self._weights(), (self.kernel_size, self.channels, -1))

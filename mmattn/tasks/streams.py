@@ -107,7 +107,7 @@ def table(scores: dict[int, dict[str, float]]) -> list[str]:
     'No text goes on after its first segment, so that nothing is remembered.'
     """
     rows = [f"{length:6d}  {found['loss']:.4f}  {found['perplexity']:.4f}" for length, found in scores.items()]
-    if len(rows) > 1 and len({found["loss"] for found in scores.values()}) == 1:
+    if 0 in scores and len(rows) > 1 and len({found["loss"] for found in scores.values()}) == 1:
         rows.append("No text goes on after its first segment, so that nothing is remembered.")
     return ["memory  loss    perplexity", *rows]
 

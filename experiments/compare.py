@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -37,6 +38,8 @@ from .train import checked_config as checked_training
 KEYS = ("comparison_name", "title", "about", "sentence", "every", "members", "folder", "minutes", "only", "costs")
 COSTS = ("lengths", "rows", "repeats", "threads")
 PLACE = ("run.root", "run.name")  # of a member's run: the comparison's own
+NAME = re.compile(r"\w(?:[\w.,+=() -]*[\w+=)])?")  # of a member and of its folder
+TAKEN = re.compile(r"lock|.*\.(?:md|html|png|tmp)", re.IGNORECASE)  # what lies beside the members' folders
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -109,21 +112,20 @@ def checked_config(cfg: Any) -> dict[str, Any]:
     """The resolved configuration of the comparison itself, with keys and values checked."""
     config = resolve(cfg)
     problems = check_keys(config, {"": KEYS})
-    members = config.get("members")
-    if not isinstance(members, dict) or not members:
-        problems.append("members is a group: a name for each member, and a list of what mmattn train is told.")
-    else:
-        problems += [f"members.{name} is a list of settings such as [experiment=pairs]. Received {what!r}."
-                     for name, what in members.items()
-                     if not isinstance(what, list) or not all(isinstance(word, str) for word in what)]  # fmt: skip
-        only = config["only"] or []
-        if not isinstance(only, list) or not set(map(str, only)) <= members.keys():
-            problems.append(f"only={only!r} is a list of members. There are: {', '.join(members)}.")
+    missing = [key for key in KEYS if key not in config]
+    if missing:  # nothing below could look into it
+        raise ConfigProblem(
+            [*problems, *(f"{key} is missing. A comparison has: {', '.join(KEYS)}." for key in missing)]
+        )
+    problems += _checked_members(config)
     every = config["every"]
     if not isinstance(every, list) or not all(isinstance(word, str) for word in every):
         problems.append(f"every is a list of settings such as [size.epochs=10]. Received {every!r}.")
-    if not isinstance(config["minutes"], int | float) or not 0 < config["minutes"] < math.inf:
-        problems.append(f"minutes={config['minutes']!r} must be a number above 0.")
+    minutes = config["minutes"]
+    if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not 0 < minutes < math.inf:
+        problems.append(f"minutes={minutes!r} must be a number above 0.")
+    if not isinstance(config["folder"], str) or not config["folder"].strip():
+        problems.append(f"folder is a path, such as runs/mine. Received {config['folder']!r}.")
     for key in ("title", "about", "sentence"):
         if not isinstance(config[key], str) and (key == "title" or config[key] is not None):
             problems.append(f"{key} is a text{'' if key == 'title' else ', or null'}. Received {config[key]!r}.")
@@ -143,6 +145,39 @@ def checked_config(cfg: Any) -> dict[str, Any]:
     if problems:
         raise ConfigProblem(problems)
     return config
+
+
+def _checked_members(config: dict[str, Any]) -> list[str]:
+    """Problems of `members` and `only`; names that YAML took for numbers become texts."""
+    members, only = config["members"], config["only"]
+    if not isinstance(members, dict) or not members:
+        return ["members is a group: a name for each member, and a list of what mmattn train is told."]
+    problems = [f"members.{name} is a list of settings such as [experiment=pairs]. Received {what!r}."
+                for name, what in members.items()
+                if not isinstance(what, list) or not all(isinstance(word, str) for word in what)]  # fmt: skip
+    for name in members:
+        if type(name) not in (str, int) or not NAME.fullmatch(str(name)):
+            problems.append(
+                f"members: {name!r} is no name of a folder. It begins with a letter or a digit, has only these, blanks "
+                "and . , + = ( ) - _ after it, and ends with none of blank . , ( -"
+            )
+        elif TAKEN.fullmatch(str(name)):
+            problems.append(
+                f"members: {name!r} is for the comparison's own files, as are lock and what ends with .md, .html, .png "
+                f"or .tmp. {str(name).replace('.', '_')}_model would do."
+            )
+    config["members"] = {str(name): what for name, what in members.items()}
+    if len(config["members"]) < len(members):
+        problems.append(f"members: two have the same name. Received {', '.join(map(repr, members))}.")
+    if only is not None:
+        if not isinstance(only, list) or not only or not set(map(str, only)) <= config["members"].keys():
+            problems.append(
+                f"only is a list of members, or null for all. There are: {', '.join(config['members'])}. "
+                f"Received {only!r}."
+            )
+        else:
+            config["only"] = [str(name) for name in only]
+    return problems
 
 
 def member_settings(
@@ -201,15 +236,21 @@ def _kind(run: MemberRun) -> str | None:
 def _report(config: dict[str, Any], runs: list[MemberRun], folder: Path, command: str) -> Path:
     members = [_member(run) for run in runs]
     first = next((member for member in members if member.finished and member.bundle.get("kind") == "translator"), None)
+    about = [*([config["about"]] if config["about"] else []), f"Made by: {command}"]
     sources = None
     if first is not None:
-        test = instantiate({"data": {"test": first.config["data"]["test"]}})["data"]["test"]
-        records = (test[index] for index in range(len(test)))
-        sources = {str(record["id"]): record["source"] for record in records if "source" in record}
-    return write_report(
-        folder, config["title"], members, sources, config["sentence"],
-        [*([config["about"]] if config["about"] else []), f"Made by: {command}"],
-    )  # fmt: skip
+        try:
+            sources = _sources(first)
+        except ConfigProblem as error:  # the data may have moved since it was trained
+            about.append(f"Left out: BLEU by length of the source, which needs the test split. {first_line(error)}")
+    return write_report(folder, config["title"], members, sources, config["sentence"], about)
+
+
+def _sources(member: Member) -> dict[str, str]:
+    """The sources of a translator's test split by id."""
+    test = instantiate({"data": {"test": member.config["data"]["test"]}})["data"]["test"]
+    records = (test[index] for index in range(len(test)))
+    return {str(record["id"]): record["source"] for record in records if "source" in record}
 
 
 def say(text: str) -> None:

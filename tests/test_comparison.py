@@ -23,8 +23,10 @@ from experiments.train import make_parts
 from mmattn.bundle import save_bundle
 from mmattn.comparison import Member, costs, read_member, runner, write_report
 from mmattn.comparison.costs import measure, random_batch
+from mmattn.comparison.page import Page
 from mmattn.comparison.runner import MemberRun
 from mmattn.comparison.sentence import translated
+from mmattn.comparison.translations import long_words, says_again
 from mmattn.decoders import RecurrentDecoder, TransformerDecoder
 from mmattn.encoders.text import TextEncoder
 from mmattn.inference import Translator
@@ -32,6 +34,7 @@ from mmattn.metrics.translation import bleu_interval, translation_scores
 from mmattn.model import EncoderDecoder
 from mmattn.preprocess.text import Tokenizer
 from mmattn.tasks.translation import TranslationScoring
+from mmattn.training.callbacks import Interrupted
 from mmattn.training.folder import RunLock
 from mmattn.training.validation import Prediction
 
@@ -164,6 +167,26 @@ def test_ctrl_c_in_a_terminal_reaches_a_member_as_one_signal(tmp_path: Path, tra
     assert json.loads((tmp_path / "a" / "member.json").read_text())["problem"] == "interrupted"
 
 
+def test_a_members_configuration_is_noted_before_its_run_begins(tmp_path: Path) -> None:
+    run, noted = MemberRun("a", tmp_path / "a", [], {"seed": 1}), []
+
+    def process(*words: Any) -> tuple[int, bool]:
+        noted.append(json.loads((tmp_path / "a" / "member.json").read_text())["config"])
+        (tmp_path / "a" / "run" / "one").mkdir(parents=True)
+        (tmp_path / "a" / "run" / "one" / "config.yaml").write_text("a: 1")
+        raise KeyboardInterrupt
+
+    run._process = process  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        run.train(60, print)
+    assert noted == [{"seed": 1}]
+    with pytest.raises(ValueError, match=r"another configuration \(seed\)"):
+        MemberRun("a", tmp_path / "a", [], {"seed": 2})
+    (tmp_path / "a" / "member.json").unlink()
+    with pytest.raises(ValueError, match=r"holds a run, and no member.json says with what configuration it was begun"):
+        MemberRun("a", tmp_path / "a", [], {"seed": 2})
+
+
 def test_a_member_begun_when_its_run_was_not_noted_goes_on(tmp_path: Path) -> None:
     (tmp_path / "member.json").write_text(json.dumps({"minutes": 3.0, "config": {"size": 1}}))
     run = MemberRun("a", tmp_path, [], {"size": 1, "run": {"seed": 2}})
@@ -200,6 +223,25 @@ def test_costs_are_measured_anew_only_where_they_are_missing_or_were_measured_ot
     assert sum("not measured" in line for line in said) == 1  # what failed is not tried again
     run.measure({**options, "rows": 4}, said.append)
     assert "mark" not in json.loads(path.read_text())["lengths"][0]
+
+
+@pytest.mark.parametrize("printed", ["", "noise\n", "5\n", '{"a": 1}\nnoise'])
+def test_a_measurement_that_prints_no_result_has_a_problem(
+    printed: str, tmp_path: Path, training: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training("done")
+    run = MemberRun("a", tmp_path, [], {})
+    run.train(60, print)
+    done = SimpleNamespace(returncode=0, stdout=printed, stderr="")
+    monkeypatch.setattr(subprocess, "run", lambda *words, **more: done)
+    last = (printed.split() or ["no output"])[-1]
+    problem = f"exit code 0, and its last line is no JSON object: {last}"
+    said: list[str] = []
+    run.translate("a b", said.append)
+    assert run.run_folder is not None
+    found = json.loads((run.run_folder / "alignment.json").read_text())
+    assert found == {"sentence": "a b", "problem": problem}
+    assert said == [f"a: the sentence is not translated: {problem}"]
 
 
 def test_a_measurement_that_never_ends_is_stopped(
@@ -362,6 +404,86 @@ def test_captioners_have_a_table_of_their_own(tmp_path: Path) -> None:
     assert "| lstm | 21.54 | 0.520 | 0.463 | 5.67 | 1,234 | 48 |" in text and "## Translation" not in text
 
 
+def _of_kind(name: str, kind: str | None, test: dict[str, Any], **more: Any) -> Member:
+    bundle = {"weights": {"parameters": 1234}, "files": {"tokenizer.model": {"sha256": "a1"}}}
+    curve = [{"epoch": 1, "val_loss": 3.0}]
+    return Member(
+        name, None, 12.4, None, {"fit": {"monitor": "loss"}}, {"test": test, **more}, curve=curve,
+        bundle=bundle if kind is None else {**bundle, "kind": kind},
+    )  # fmt: skip
+
+
+def _section(text: str, heading: str) -> str:
+    return text.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+
+
+def test_models_are_reported_by_their_kind(tmp_path: Path) -> None:
+    tokens = {"loss": 1.5, "perplexity": 4.4817, "bits_per_token": 2.164, "accuracy": 0.5}
+    counted = {"accuracy_by_counting": {"test": {"unigram": 0.1, "bigram": 0.25}}}
+    classes = {"accuracy": 0.98765, "top5": 1.0, "log_likelihood": -0.1, "loss": 0.1}
+    text = _report_of(
+        tmp_path,
+        _of_kind("causal", "language_model", tokens),
+        _of_kind("masked", "masked_language_model", tokens, **counted),
+        _of_kind("photos", "classifier", classes, test_of_most_frequent_class=0.2),
+        _of_kind("two", "classifier", {"accuracy": 0.5, "loss": 0.7}),
+        _of_kind("new", "a_kind_to_come", {"loss": 0.25, "note": "x"}),
+    )
+    assert "| masked | 50.00 | 25.00 | 4.482 | 1,234 | 12 |" in _section(text, "Masked language models")
+    language = _section(text, "Language models")
+    assert "| causal | 1.5000 | 4.482 | 2.1640 | 1,234 | 12 |" in language and "masked" not in language
+    classified = _section(text, "Classification")
+    assert "| photos | 98.77 | 100.00 | 0.1000 | 20.00 | 1,234 | 12 |" in classified
+    assert "| two | 50.00 | - | 0.7000 | - | 1,234 | 12 |" in classified
+    assert "| new | loss 0.25 | 1,234 | 12 |" in _section(text, "Other models")
+    names = [f"validation_loss_{kind}.png" for kind in ("language_model", "masked_language_model", "classifier")]
+    assert all((tmp_path / name).exists() and f"({name})" in text for name in names)
+
+
+def test_the_kind_is_told_from_the_scores_where_the_bundle_says_none() -> None:
+    counted = {"accuracy_by_counting": {}}
+    assert _of_kind("a", None, {"perplexity": 2.0, "accuracy": 0.5}).kind == "language_model"
+    assert _of_kind("a", None, {"perplexity": 2.0, "accuracy": 0.5}, **counted).kind == "masked_language_model"
+    assert _of_kind("a", None, {"accuracy": 0.5}).kind == "classifier"
+    assert _of_kind("a", None, {}).kind is None
+
+
+def test_words_are_said_again_whatever_their_case_and_their_punctuation() -> None:
+    assert says_again("Fence, a (fence).", ["a fence"])
+    assert not says_again("Fence, a (fence).", ["Fence: fence!"])
+    assert not says_again("dogs, cats.", ["dogs"])
+    assert not long_words("私は猫が好きです、私は猫が好きです")  # a clause is no word
+
+
+def test_a_share_of_words_said_again_is_shown_where_there_are_words(tmp_path: Path) -> None:
+    for texts, shown in (
+        (["the Fence, a fence."] * 2 + ["a dog."] * 2, "50.0"),
+        (["the Fence, a fence."] + ["a dog."] * 2, "-"),
+        (["私は猫が好きです。"] * 3, "-"),
+    ):
+        member = _member("one", texts, [["the old fence."]] * len(texts), CONFIG)
+        [row] = [line for line in _report_of(tmp_path, member).splitlines() if line.startswith("| one | ")][:1]
+        assert row.endswith(f"| 7.50 | {shown} | 0.40 | 1,234 | 12 |")
+
+
+def test_texts_of_a_report_are_no_markdown(tmp_path: Path) -> None:
+    page = Page("# A <b>")
+    page.heading("of a_b and *c*")
+    for text in ("- no\nlist, `x`", "1. no list", "a <b> *c* _d_ __e__ f_g \\ [h](i) ~~j~~ &amp; k|l & m; -1.5"):
+        page.text(text)
+    page.table(("model|s", "-"), [("ein <unk> * x *", "-1.50"), ("a\nb", "1 < 2")])
+    page.picture(tmp_path / "a_b_.png", "of *d*")
+    assert page.markdown().split("\n\n") == [
+        "# # A \\<b>",
+        "## of a_b and \\*c\\*",
+        "\\- no list, \\`x\\`",
+        "1\\. no list",
+        r"a \<b> \*c\* \_d\_ \_\_e\_\_ f_g \\ \[h](i) \~\~j\~\~ \&amp; k|l & m; -1.5",
+        "| model\\|s | - |\n| --- | ---: |\n| ein \\<unk> \\* x \\* | -1.50 |\n| a b | 1 \\< 2 |",
+        "![of \\*d\\*](a_b_.png)\n",
+    ]
+
+
 def test_a_report_of_nothing_finished_says_so(tmp_path: Path) -> None:
     text = write_report(tmp_path, "t", [read_member("a", None, {}, problem="not started")]).read_text()
     assert "| a | not started |" in text and "Translation" not in text
@@ -457,13 +579,22 @@ def test_every_fault_of_a_comparison_is_said_before_anything_starts(
     assert compare.main([option, "comparison=mine", "costs.lengths=8"]) == 2
     assert "costs.lengths is a list" in capsys.readouterr().err
     assert compare.main([option, "comparison=mine", "only=[c]"]) == 2
-    assert "is a list of members. There are: a, b." in capsys.readouterr().err
+    assert "only is a list of members, or null for all. There are: a, b. Received ['c']." in capsys.readouterr().err
     for setting, words in (
         ("minutes=0", "minutes=0 must be a number above 0"),
         ("minutes=inf", "minutes=inf must be a number above 0"),
         ("minutes=nan", "minutes=nan must be a number above 0"),
-        ("only=ab", "only='ab' is a list of members"),
-        ("only=5", "only=5 is a list of members"),
+        ("minutes=true", "minutes=True must be a number above 0"),
+        ("only=ab", "There are: a, b. Received 'ab'"),
+        ("only=5", "There are: a, b. Received 5"),
+        ("only=0", "There are: a, b. Received 0"),
+        ("only=false", "There are: a, b. Received False"),
+        ("only=[]", "There are: a, b. Received []"),
+        ("folder=null", "folder is a path, such as runs/mine. Received None"),
+        ("folder=''", "folder is a path, such as runs/mine. Received ''"),
+        ("~minutes", "minutes is missing. A comparison has: comparison_name, title"),
+        ("~costs", "costs is missing. A comparison has: "),
+        ("~every", "every is missing. A comparison has: "),
         ("title=2024", "title is a text. Received 2024"),
         ("about=[a,b]", "about is a text, or null. Received ['a', 'b']"),
         ("sentence=5", "sentence is a text, or null. Received 5"),
@@ -476,6 +607,42 @@ def test_every_fault_of_a_comparison_is_said_before_anything_starts(
     assert not (tmp_path / "out").exists()
     with pytest.raises(ConfigProblem, match="members"):
         compare.checked_config(compare.compose("compare", ["comparison=mine", "members=null"], [str(tmp_path)]))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("../evil", "'../evil' is no name of a folder"),
+        ("a/b", "'a/b' is no name of a folder"),
+        ("a\\b", "is no name of a folder"),
+        (".", "'.' is no name of a folder"),
+        ("", "'' is no name of a folder"),
+        ("a ", "'a ' is no name of a folder"),
+        (True, "True is no name of a folder"),
+        ("lock", "'lock' is for the comparison's own files"),
+        ("Report.md", "'Report.md' is for the comparison's own files"),
+        ("bleu.png", "bleu_png_model would do"),
+    ],
+)
+def test_a_member_is_named_as_a_folder_of_its_own_can_be(
+    name: Any, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    option = _comparison(tmp_path, {name: ["experiment=shapes_caption"]})
+    assert compare.main([option, "comparison=mine", f"folder={tmp_path}/out"]) == 2
+    assert words in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_members_may_have_numbers_for_names(tmp_path: Path, training: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    option = _comparison(tmp_path, {2014: ["experiment=shapes_caption"], "lr=1,2 (b)": ["experiment=shapes_caption"]})
+    training("done")
+    command = [option, "comparison=mine", f"folder={tmp_path}/out", "costs=null", "sentence=null"]
+    assert compare.main([*command, "only=[2014]"]) == 0
+    assert "1 of the 1 chosen members, 1 of 2 finished" in capsys.readouterr().out
+    assert (tmp_path / "out" / "2014" / "member.json").exists()
+    config = compose("compare", ["comparison=mine"], [str(tmp_path)])
+    config.members = {2014: [], "2014": []}
+    with pytest.raises(ConfigProblem, match=r"two have the same name\. Received 2014, '2014'"):
+        compare.checked_config(config)
 
 
 def test_settings_of_members_are_quoted_as_those_of_the_command_line_are(tmp_path: Path) -> None:
@@ -540,6 +707,29 @@ def test_the_report_is_written_when_a_member_has_changed_and_loads_no_model(
     assert compare.main([*command, "sentence=null"]) == 1
     assert len(written) == 5  # c has failed
     assert "mmattn.comparison.costs" in next((tmp_path / "out").glob("a/run/*/costs.json")).read_text()
+
+
+def test_a_report_is_written_without_data_that_have_moved(
+    tmp_path: Path, training: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("".join(f"the dog {i}\tle chien {i}\n" for i in range(1000)))
+    option = _comparison(tmp_path, {"a": ["experiment=pairs", f"data.path={pairs}"]})
+    command = [option, "comparison=mine", f"folder={tmp_path}/out", "costs=null", "sentence=null"]
+    training("done", "done")
+    assert compare.main(command) == 0
+    report = tmp_path / "out" / "report.md"
+    assert "Left out" not in report.read_text()
+    pairs.rename(tmp_path / "moved.tsv")
+    assert compare.main(command) == 0
+    assert "Left out: BLEU by length of the source, which needs the test split. data.test" in report.read_text()
+
+    def interrupted(*words: Any) -> None:
+        words[1].state["minutes"] += 1.0
+        raise Interrupted(signal.SIGTERM)
+
+    monkeypatch.setattr(compare, "_advance", interrupted)
+    assert compare.main(command) == 143
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "comparison").glob("*.yaml")))

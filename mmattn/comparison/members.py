@@ -9,6 +9,8 @@ from typing import Any
 
 from mmattn.training.folder import JsonLines
 
+_TELLS = {"bleu": "translator", "bleu4": "captioner", "perplexity": "language_model", "accuracy": "classifier"}
+
 
 @dataclass(frozen=True)
 class Member:
@@ -43,6 +45,15 @@ class Member:
     @property
     def finished(self) -> bool:
         return bool(self.results)
+
+    @property
+    def kind(self) -> str | None:
+        """One of `mmattn.bundle_kinds.KINDS`; told from the scores where the bundle does not say."""
+        known = self.bundle.get("kind")
+        if known is None and "accuracy_by_counting" in self.results:
+            return "masked_language_model"
+        scores = self.results.get("test", {})
+        return known or next((kind for score, kind in _TELLS.items() if score in scores), None)
 
     @property
     def parameters(self) -> int | None:

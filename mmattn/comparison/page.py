@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,10 @@ th, td { border-bottom: 1px solid #ccc; padding: .3rem .7rem; text-align: right;
 th:first-child, td:first-child, .words th, .words td { text-align: left; }
 img { max-width: 100%; } code { background: #f2f2f2; padding: 0 .2rem; }
 """
+# What Markdown reads as more than text: anywhere (an underscore where it is not inside a word), and where a paragraph
+# begins.
+_MARKS = re.compile(r"[\\`*<\[~]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)")
+_FIRST = re.compile(r"^(?=[#>+-])|^(\d+)(?=[.)]\s)")
 
 
 @dataclass
@@ -23,13 +28,14 @@ class Page:
     """Blocks in their order; text is plain text.
 
     >>> page = Page("Two models")
-    >>> page.table(("model", "BLEU"), [("a|b", "1.0")])
+    >>> page.table(("model", "BLEU"), [("a|b", "1.0"), ("post_norm *", "-1.0")])
     >>> print(page.markdown())
     # Two models
     <BLANKLINE>
     | model | BLEU |
     | --- | ---: |
     | a\\|b | 1.0 |
+    | post_norm \\* | -1.0 |
     <BLANKLINE>
     """
 
@@ -51,20 +57,20 @@ class Page:
         self._blocks.append(("picture", (path, about)))
 
     def markdown(self) -> str:
-        parts = [f"# {self.title}"]
+        parts = [f"# {_plain(self.title)}"]
         for kind, block in self._blocks:
             if kind == "heading":
-                parts.append(f"## {block}")
+                parts.append(f"## {_plain(block)}")
             elif kind == "text":
-                parts.append(block)
+                parts.append(_FIRST.sub(r"\1\\", _plain(block)))
             elif kind == "table":
                 columns, rows, numbers = block
                 rule = ("---", *["---:" if numbers else "---"] * (len(columns) - 1))
-                lines = [columns, rule, *(map(_cell, row) for row in rows)]
+                lines = [map(_cell, columns), rule, *(map(_cell, row) for row in rows)]
                 parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
             else:
                 path, about = block
-                parts.append(f"![{about}]({path.name})")
+                parts.append(f"![{_plain(about)}]({path.name})")
         return "\n\n".join(parts) + "\n"
 
     def html(self) -> str:
@@ -85,8 +91,17 @@ class Page:
         return f"<!doctype html>\n<html><head>{head}</head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
 
 
+def _plain(text: str) -> str:
+    """One line of Markdown that reads as the text.
+
+    >>> print(_plain("ein <unk> in transformer_post_norm\\nund _so_ &amp; weiter"))
+    ein \\<unk> in transformer_post_norm und \\_so\\_ \\&amp; weiter
+    """
+    return _MARKS.sub(r"\\\g<0>", re.sub(r"\s*[\r\n]\s*", " ", text.strip()))
+
+
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    return _plain(text).replace("|", "\\|")
 
 
 def _row(tag: str, cells: Sequence[str]) -> str:

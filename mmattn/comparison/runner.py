@@ -35,11 +35,16 @@ class MemberRun:
             its own.
 
     Raises:
-        ValueError: the folder holds a run of another configuration.
+        ValueError: the folder holds a run of another configuration, or one whose configuration was not noted.
     """
 
     def __init__(self, name: str, folder: Path, overrides: Sequence[str], config: dict[str, Any]) -> None:
         self.name, self.folder, self.overrides = name, folder, list(overrides)
+        if self.run_folder is not None and not (folder / STATE).exists():
+            raise ValueError(
+                f"{name}: {folder} holds a run, and no {STATE} says with what configuration it was begun. "
+                "Take another folder, or delete this one."
+            )
         self.state: dict[str, Any] = {"minutes": 0.0, "problem": "not started", **read_json(folder / STATE)}
         begun = self.state.setdefault("config", config)
         if "run" not in begun:  # begun when it was not noted
@@ -75,6 +80,7 @@ class MemberRun:
         else:
             command += [*self.overrides, f"run.root={self.folder / 'run'}", f"run.name={self.name}"]
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._save()  # with its configuration, before there is a run of it
         log = self.folder / "log.txt"
         before = log.stat().st_size if log.exists() else 0
         code, late = self._process(command, left, say)
@@ -126,7 +132,8 @@ class MemberRun:
         write_json(path, {"sentence": sentence, **found})
 
     def _asked(self, module: str, *words: str) -> dict[str, Any]:
-        """What `python -m module BUNDLE words` prints in its last line; {"problem": why} where it fails."""
+        """The JSON object that `python -m module BUNDLE words` prints in its last line; {"problem": why} where it fails
+        or prints none."""
         assert self.run_folder is not None
         command = [sys.executable, "-m", module, str(self.run_folder / "bundle"), *words]
         try:
@@ -136,7 +143,14 @@ class MemberRun:
         if done.returncode:
             last = done.stderr.strip().splitlines()
             return {"problem": f"exit code {done.returncode}: {last[-1] if last else 'no output'}"}
-        return json.loads(done.stdout.strip().splitlines()[-1])
+        last = done.stdout.strip().splitlines()[-1:]
+        with contextlib.suppress(ValueError):
+            found = json.loads("".join(last))
+            if isinstance(found, dict):
+                return found
+        return {
+            "problem": f"exit code 0, and its last line is no JSON object: {last[0][:200] if last else 'no output'}"
+        }
 
     def _limit(self, minutes: float) -> str:
         return f"stopped after {self.state['minutes']:.3g} minutes (minutes={minutes:g}); it can go on with more"

@@ -74,6 +74,11 @@ class EncoderDecoder(KeepsQuantization, keras.Model):
     def call(self, inputs: dict[str, Any], training: bool | None = None) -> Any:
         ids = _targets(inputs)
         memory, mask = self.encode(inputs, training=training)
+        if None not in (ids.shape[0], memory.shape[0]) and ids.shape[0] != memory.shape[0]:
+            raise ValueError(
+                f'Each source has its target: "target_ids" has as many rows as the memory {tuple(memory.shape)}. '
+                f"Received {tuple(ids.shape)}."
+            )
         if len(ids.shape) == 2:
             return self.decoder(ids, memory, memory_mask=mask, training=training, **_places(inputs))[0]
         several, length = ops.shape(ids)[1], ops.shape(ids)[2]
@@ -206,6 +211,11 @@ class LanguageModel(KeepsQuantization, keras.Model):
 
 
 def _targets(inputs: dict[str, Any]) -> Any:
+    if not hasattr(inputs, "keys"):
+        raise ValueError(
+            'inputs is a dict of "target_ids" and what the encoder reads, such as "source_ids". Received '
+            f"{type(inputs).__name__}."
+        )
     if "target_ids" not in inputs:
         raise ValueError(f'inputs holds "target_ids" beside what the encoder reads. Received {sorted(inputs)}.')
     if len(inputs["target_ids"].shape) > 2 and "label_places" in inputs:

@@ -46,8 +46,21 @@ class SingleHeadAttention(KeepsQuantization, keras.layers.Layer):
         value: Any = None,
         return_attention_scores: bool = False,
     ) -> Any:
+        self._check_inputs(inputs, memory, memory if value is None else value)
         found, weights = self.attend(inputs, self.start(memory, memory_mask, value))
         return (found, weights[:, None]) if return_attention_scores else found
+
+    def _check_inputs(self, *arrays: Any) -> None:
+        """Refuses what the backend would say in its own words, or spread over the others' rows."""
+        shapes = [tuple(array.shape) for array in arrays]
+        if all(len(shape) == 3 for shape in shapes):
+            batches, lengths = {shape[0] for shape in shapes} - {None}, {shape[1] for shape in shapes[1:]} - {None}
+            if len(batches) < 2 and len(lengths) < 2:
+                return
+        raise ValueError(
+            f"{self.name} takes inputs (B, T, D), memory (B, S, D') and value (B, S, V) with one batch B and, of the "
+            f"last two, one length S. Received inputs {shapes[0]}, memory {shapes[1]}, value {shapes[2]}."
+        )
 
     def start(self, memory: Any, memory_mask: Any = None, value: Any = None) -> dict[str, Any]:
         """The keys `(B, S, K)` and values `(B, S, V)` of the memory and its mask, which every step shares.

@@ -270,7 +270,7 @@ def _member(name: str, texts: list[str], references: list[list[str]], config: di
     ]
     results = {"test": scores, "signatures": scores["signatures"], "perplexity": 7.5, "test_shuffled": {"bleu": 0.4}}
     costs = {"options": {"rows": 8, "repeats": 5, "threads": None}, "lengths": entries}
-    bundle = {"weights": {"parameters": 1234}, "files": {"tokenizer.model": {"sha256": "a1"}}}
+    bundle = {"kind": "translator", "weights": {"parameters": 1234}, "files": {"tokenizer.model": {"sha256": "a1"}}}
     return Member(name, None, 12.4, None, config, results, predictions, curve, costs, bundle)
 
 
@@ -398,18 +398,18 @@ def test_the_sentence_is_shown_as_each_members_process_has_translated_it(tmp_pat
 def test_captioners_have_a_table_of_their_own(tmp_path: Path) -> None:
     scores = {"bleu4": 21.536, "cider_d": 0.5204, "rouge_l": 0.463}
     results = {"test": scores, "test_shuffled": {"bleu4": 5.67}}
-    bundle = {"weights": {"parameters": 1234}}
+    bundle = {"kind": "captioner", "weights": {"parameters": 1234}}
     member = Member("lstm", None, 48.0, None, {"fit": {"monitor": "cider_d"}}, results, [{"id": "1"}], bundle=bundle)
     text = write_report(tmp_path, "t", [member]).read_text()
     assert "| lstm | 21.54 | 0.520 | 0.463 | 5.67 | 1,234 | 48 |" in text and "## Translation" not in text
 
 
-def _of_kind(name: str, kind: str | None, test: dict[str, Any], **more: Any) -> Member:
-    bundle = {"weights": {"parameters": 1234}, "files": {"tokenizer.model": {"sha256": "a1"}}}
+def _of_kind(name: str, kind: str, test: dict[str, Any], **more: Any) -> Member:
+    bundle = {"kind": kind, "weights": {"parameters": 1234}, "files": {"tokenizer.model": {"sha256": "a1"}}}
     curve = [{"epoch": 1, "val_loss": 3.0}]
     return Member(
         name, None, 12.4, None, {"fit": {"monitor": "loss"}}, {"test": test, **more}, curve=curve,
-        bundle=bundle if kind is None else {**bundle, "kind": kind},
+        bundle=bundle,
     )  # fmt: skip
 
 
@@ -438,14 +438,6 @@ def test_models_are_reported_by_their_kind(tmp_path: Path) -> None:
     assert "| new | loss 0.25 | 1,234 | 12 |" in _section(text, "Other models")
     names = [f"validation_loss_{kind}.png" for kind in ("language_model", "masked_language_model", "classifier")]
     assert all((tmp_path / name).exists() and f"({name})" in text for name in names)
-
-
-def test_the_kind_is_told_from_the_scores_where_the_bundle_says_none() -> None:
-    counted = {"accuracy_by_counting": {}}
-    assert _of_kind("a", None, {"perplexity": 2.0, "accuracy": 0.5}).kind == "language_model"
-    assert _of_kind("a", None, {"perplexity": 2.0, "accuracy": 0.5}, **counted).kind == "masked_language_model"
-    assert _of_kind("a", None, {"accuracy": 0.5}).kind == "classifier"
-    assert _of_kind("a", None, {}).kind is None
 
 
 def test_words_are_said_again_whatever_their_case_and_their_punctuation() -> None:

@@ -268,6 +268,13 @@ def test_a_step_is_the_call_however_long_its_directions_are(policy, length):
     assert_close(ops.cast(row(x[:, 0]), "float32"), numbers(row(x))[:, 0], atol=1e-5 if policy == "float32" else 0.05)
 
 
+def test_another_number_of_sources_is_refused():
+    layer = attention("float32")
+    x, g, z, e = arrays("float32")
+    with pytest.raises(ValueError, match="one batch B"):
+        layer(x, g, *(array[:1] for array in sources(z, e, 2)))
+
+
 def test_an_empty_sequence_stays_empty():
     for options in ({"causal": True}, {"gated": True}, {"kernel_size": 1}):
         layer = WeightNormConvolution(4, **{"kernel_size": 3, **options})

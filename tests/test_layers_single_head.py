@@ -169,9 +169,10 @@ def test_memory_may_have_another_width_and_one_place(kind):
         (lambda: made("dot", memory_width=3), r"Received 5 and 3: score=\"general\" takes any"),
         (lambda: made("dot")(INPUTS, MEMORY, PADDED[:, :4]), r"memory_mask has the shape \(B, 6\)"),
         (lambda: made("dot")(INPUTS, MEMORY, PADDED * 1.0), "memory_mask is boolean"),
-        (lambda: made("dot")(INPUTS, MEMORY[:1]), r"one batch B .* memory \(1, 6, 5\)"),
-        (lambda: made("additive")(INPUTS[:1], MEMORY), r"one batch B .* inputs \(1, 4, 5\)"),
-        (lambda: made("general")(INPUTS, MEMORY, value=VALUE[:, :3]), r"one length S.* value \(2, 3, 3\)"),
+        (lambda: made("dot")(INPUTS, MEMORY[:1]), r"one batch B\. .* values \(1, 6, 5\)"),
+        (lambda: made("additive")(INPUTS[:1], MEMORY), r"one batch B\. Received inputs \(1, 4, 5\)"),
+        (lambda: made("general")(INPUTS, MEMORY, value=VALUE[:, :3]), r"B and S the same.* value \(2, 3, 3\)"),
+        (lambda: made("general")(INPUTS, MEMORY, value=VALUE[0, 0]), r"takes inputs.*value \(3,\)"),
         (lambda: made("additive")(INPUTS[0], MEMORY), r"takes inputs \(B, T, D\).*Received inputs \(4, 5\)"),
     ],
 )

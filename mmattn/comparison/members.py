@@ -9,8 +9,6 @@ from typing import Any
 
 from mmattn.training.folder import JsonLines
 
-_TELLS = {"bleu": "translator", "bleu4": "captioner", "perplexity": "language_model", "accuracy": "classifier"}
-
 
 @dataclass(frozen=True)
 class Member:
@@ -48,12 +46,8 @@ class Member:
 
     @property
     def kind(self) -> str | None:
-        """One of `mmattn.bundle_kinds.KINDS`; told from the scores where the bundle does not say."""
-        known = self.bundle.get("kind")
-        if known is None and "accuracy_by_counting" in self.results:
-            return "masked_language_model"
-        scores = self.results.get("test", {})
-        return known or next((kind for score, kind in _TELLS.items() if score in scores), None)
+        """One of `mmattn.bundle_kinds.KINDS`, as the bundle says."""
+        return self.bundle.get("kind")
 
     @property
     def parameters(self) -> int | None:

@@ -13,14 +13,6 @@ from mmattn.comparison.tables import number, percent, same_tokens, size, three_d
 from mmattn.comparison.translations import translation
 from mmattn.training.checkpoint import atomic_file
 
-SCORE = {  # that the table of a kind cannot do without
-    "translator": "bleu",
-    "captioner": "bleu4",
-    "language_model": "perplexity",
-    "masked_language_model": "accuracy",
-    "classifier": "accuracy",
-}
-
 
 def write_report(
     folder: Path,
@@ -48,20 +40,23 @@ def write_report(
     for paragraph in about:
         page.text(paragraph)
     done = [member for member in members if member.finished]
-    tables: dict[str, Callable[[Page, Sequence[Member]], None]] = {
-        "translator": partial(translation, folder=folder, sources=sources, sentence=sentence),
-        "captioner": _captions,
-        "language_model": _language,
-        "masked_language_model": _masked,
-        "classifier": _classes,
+    tables: dict[
+        str | None, tuple[str, Callable[[Page, Sequence[Member]], None]]
+    ] = {  # and what each cannot do without
+        "translator": ("bleu", partial(translation, folder=folder, sources=sources, sentence=sentence)),
+        "captioner": ("bleu4", _captions),
+        "language_model": ("perplexity", _language),
+        "masked_language_model": ("accuracy", _masked),
+        "classifier": ("accuracy", _classes),
     }
-    by_kind: dict[str | None, list[Member]] = {kind: [] for kind in (*tables, None)}
-    for member in done:
-        known = member.kind if SCORE.get(member.kind or "") in member.results.get("test", {}) else None
-        by_kind[known].append(member)
-    for kind, some in by_kind.items():
+    others = list(done)
+    for kind, (score, table) in tables.items():
+        some = [member for member in done if member.kind == kind and score in member.results.get("test", {})]
         if some:
-            tables.get(kind or "", _other)(page, some)
+            table(page, some)
+            others = [member for member in others if member not in some]
+    if others:
+        _other(page, others)
     _curves(page, folder, done)
     _costs(page, folder, done)
     missing = [member for member in members if not member.finished]

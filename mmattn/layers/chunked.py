@@ -174,8 +174,8 @@ class _Passes:
         queries = self._blocks(query)
         # A number times an array, their product with another, a sum: TensorFlow makes one operation of it on many
         # processors. In half precision the slopes stay as large as they are, and the scale comes last.
-        early = self.scoring.scale if self.dtype == self.wide else 1.0
-        late = self.scoring.scale / early
+        scale = self.scoring.scale
+        early, late = (scale, 1.0) if self.dtype == self.wide else (1.0, scale)
         aboves, asked, lowers = (self._blocks(array) for array in (above, plain_query * late, -early * agreed))
         of_query, of_key, of_value = [], [], []
         done = ops.zeros((), "int32")

@@ -50,17 +50,16 @@ class SingleHeadAttention(KeepsQuantization, keras.layers.Layer):
         found, weights = self.attend(inputs, self.start(memory, memory_mask, value))
         return (found, weights[:, None]) if return_attention_scores else found
 
-    def _check_inputs(self, *arrays: Any) -> None:
-        """Refuses what the backend would say in its own words, or spread over the others' rows."""
-        shapes = [tuple(array.shape) for array in arrays]
-        if all(len(shape) == 3 for shape in shapes):
-            batches, lengths = {shape[0] for shape in shapes} - {None}, {shape[1] for shape in shapes[1:]} - {None}
-            if len(batches) < 2 and len(lengths) < 2:
-                return
-        raise ValueError(
-            f"{self.name} takes inputs (B, T, D), memory (B, S, D') and value (B, S, V) with one batch B and, of the "
-            f"last two, one length S. Received inputs {shapes[0]}, memory {shapes[1]}, value {shapes[2]}."
-        )
+    def _check_inputs(self, inputs: Any, memory: Any, value: Any) -> None:
+        """Refuses what the backend would say in its own words."""
+        shapes = [tuple(array.shape) for array in (inputs, memory, value)]
+        if any(len(shape) != 3 for shape in shapes) or any(
+            None not in pair and pair[0] != pair[1] for pair in zip(shapes[1][:2], shapes[2][:2], strict=True)
+        ):
+            raise ValueError(
+                f"{self.name} takes inputs (B, T, D), memory (B, S, D') and value (B, S, V), B and S the same in the "
+                f"last two. Received inputs {shapes[0]}, memory {shapes[1]}, value {shapes[2]}."
+            )
 
     def start(self, memory: Any, memory_mask: Any = None, value: Any = None) -> dict[str, Any]:
         """The keys `(B, S, K)` and values `(B, S, V)` of the memory and its mask, which every step shares.
@@ -84,6 +83,11 @@ class SingleHeadAttention(KeepsQuantization, keras.layers.Layer):
     def attend(self, inputs: Any, context: dict[str, Any]) -> tuple[Any, Any]:
         """What the queries `(B, T, D)` find in what `start` gave: `(B, T, V)`, and the weights `(B, T, S)`."""
         values, mask = context["values"], context["mask"]
+        if None not in (inputs.shape[0], values.shape[0]) and inputs.shape[0] != values.shape[0]:
+            raise ValueError(
+                f"{self.name}: each row of the inputs looks at its own row of the memory, so they have one batch B. "
+                f"Received inputs {tuple(inputs.shape)} and values {tuple(values.shape)}."
+            )
         scores = self.scores(inputs, context["keys"])
         scores = ops.cast(scores, wide_of(scores.dtype))
         if mask is None:

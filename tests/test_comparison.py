@@ -353,14 +353,19 @@ def test_scores_by_token_are_shown_for_members_of_one_tokenizer_alone(tmp_path: 
     one, two = (_member(name, [several[0] for several in references], references, CONFIG) for name in "ab")
     text = _report_of(tmp_path, one, two)
     assert "| a | 100.00 | 100.0 to 100.0 | 100.00 | 7.50 |" in text and "Not shown" not in text
-    two = dataclasses.replace(two, bundle={"files": {"tokenizer.model": {"sha256": "b2"}}})
+    two = dataclasses.replace(two, bundle={**two.bundle, "files": {"tokenizer.model": {"sha256": "b2"}}})
     text = _report_of(tmp_path, one, two)
     assert "| a | 100.00 | 100.0 to 100.0 | 100.00 | - |" in text
     assert (
         "Not shown: perplexity. It is counted by token, and these models have other tokens for the same text." in text
     )
     results = {"test": {"loss": 1.5, "perplexity": 4.4817, "bits_per_token": 2.164}}
-    one, two = (dataclasses.replace(member, results=results, predictions=[], costs={}) for member in (one, two))
+    one, two = (
+        dataclasses.replace(
+            member, results=results, predictions=[], costs={}, bundle={**member.bundle, "kind": "language_model"}
+        )
+        for member in (one, two)
+    )
     assert "| a | 1.5000 | 4.482 | 2.1640 | 1,234 | 12 |" in _report_of(tmp_path, one)
     assert "| a | - | - | - | 1,234 | 12 |" in _report_of(tmp_path, one, two)
 

@@ -59,7 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = checked_config(cfg)
         folder = Path(config["folder"]).expanduser().resolve()
         settings = member_settings(config, shared, options.folders)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigProblem([f"folder={folder}: no folder can be made there. {error.strerror}."]) from error
         with StopSignals(), RunLock(folder):
             runs = member_runs(settings, folder)
             return compare(config, runs, folder, f"mmattn compare {shlex.join(arguments)}".strip())

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from mmattn.layers.checks import check_ids
 from mmattn.layers.quantized import KeepsQuantization
 
 TARGETS = ("target_ids", "label_places")  # of a batch's arrays, what is the decoder's
@@ -218,6 +219,7 @@ def _targets(inputs: dict[str, Any]) -> Any:
         )
     if "target_ids" not in inputs:
         raise ValueError(f'inputs holds "target_ids" beside what the encoder reads. Received {sorted(inputs)}.')
+    check_ids("An encoder-decoder", inputs["target_ids"], "target_ids", ranks=(2, 3))
     if len(inputs["target_ids"].shape) > 2 and "label_places" in inputs:
         raise ValueError('"label_places" goes with one target of each source: target_ids (B, T).')
     return inputs["target_ids"]

@@ -48,6 +48,9 @@ class Report(dict[str, Finding]):
         return [name for name, finding in self.items() if finding.holds is False]
 
     def __str__(self) -> str:
+        reasons = {finding.measured for finding in self.values()}
+        if len(reasons) == 1 and all(finding.holds is None for finding in self.values()):
+            return f"{self.layer}: {_counted(self)}\n  ({reasons.pop()})"
         width = max(map(len, self), default=0)
         lines = [f"{self.layer}: {_counted(self)}"]
         for name, finding in self.items():
@@ -83,9 +86,11 @@ def check_attention(
 
     The layer is called as Keras' own are: `layer(query, value, attention_mask=..., use_causal_mask=...,
     return_attention_scores=..., training=...)`. What its `call` does not take is not asked; one whose second argument
-    may be left out attends to its own input. Copies of the layer are asked, made from its config, in `dtype`, without
-    dropout and sliding window, with weights drawn anew; where no copy can be made, the layer itself. What a config
-    may forget is asked of the layer itself, which is built for that; nothing else about it changes.
+    may be left out attends to its own input, unless it takes a list of two, as `keras.layers.Attention` does. Copies of
+    the layer are asked, made from its config, in `dtype`, without dropout and sliding window, with weights drawn anew;
+    where no copy can be made, the layer itself. What a config may forget is asked of the layer itself, which is built
+    for that; nothing else about it changes. Of a layer that relates no places to each other, such as a Dense, nothing
+    can be asked.
 
     Args:
         layer: a `keras.layers.Layer`, built or not, or a function that makes one: width -> layer.
@@ -138,6 +143,8 @@ def check_attention(
 
 def _find(law: Law, subject: Subject) -> Finding:
     words = str(law.__doc__)
+    if subject.problem is not None:
+        return Finding(words, None, subject.problem)
     try:
         return Finding(words, *law(subject))
     except CannotAsk as why:

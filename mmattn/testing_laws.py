@@ -44,6 +44,8 @@ class Subject:
         self.arguments = {parameter.name for parameter in parameters}
         self.takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         self.has_memory = len(parameters) > 1 and parameters[1].default is inspect.Parameter.empty
+        self.in_a_list = not self.has_memory and self._takes_a_list()
+        self.has_memory |= self.in_a_list
         rng = np.random.default_rng(seed)
         self.lengths = [length + 2, length, length + 1]  # of the rows, without padding
         self.memory = rng.normal(size=(3, length + 2, width)).astype("float32")  # (B, S, D)
@@ -64,6 +66,33 @@ class Subject:
         if not self.is_copy:
             with contextlib.suppress(Exception):
                 self.call(self.query, self.memory)  # builds it
+        self.problem = self._unrelated()
+
+    def _takes_a_list(self) -> bool:
+        """Whether query and memory come in one argument, as `keras.layers.Attention` takes them."""
+        zeros = np.zeros((1, self.length, self.width), "float32")
+        for arguments in (zeros, [zeros, zeros]):
+            probe = self.given
+            with contextlib.suppress(Exception):
+                probe = type(self.given).from_config(self.given.get_config())
+            with contextlib.suppress(Exception):
+                probe(arguments)
+                return isinstance(arguments, list)
+        return False
+
+    def _unrelated(self) -> str | None:
+        """Why no law can be asked: the layer relates no places to each other."""
+        place = self.length // 2
+        other = self.memory.copy()
+        other[:, place] += 1
+        try:
+            found = [self.output(*self.with_memory(memory)) for memory in (self.memory, other)]
+            if not self.has_memory:
+                found = [np.delete(output, place, axis=1) for output in found]
+            same = bool(np.all(found[0] == found[1]))
+        except Exception:
+            return None  # the laws will meet it
+        return "it is no attention: what stands at one place changes nothing at any other" if same else None
 
     def copy(self, **changes: Any) -> Any:
         """A layer of the same config but for `changes`, and with weights that are always the same."""
@@ -77,7 +106,8 @@ class Subject:
         if copy is None:
             raise CannotAsk(f"its config has no {', '.join(missing)}")
         axes = (1,) * len(changes.get("attention_axes") or ())  # one more where attention runs over the second
-        copy(*[np.zeros((1, *axes, self.length, self.width), "float32")] * (1 + self.has_memory))
+        zeros = np.zeros((1, *axes, self.length, self.width), "float32")
+        copy(*self._inputs(zeros, zeros))
         rng = np.random.default_rng(self.seed)
         for variable in copy.trainable_variables:
             begins = 1.0 if np.all(ops.convert_to_numpy(variable.value) == 1.0) else 0.0  # the scale of a norm
@@ -104,8 +134,13 @@ class Subject:
         options = {name: value for name, value in options.items() if value is not None and value is not False}
         if missing := [name for name in options if not self.takes(name)]:
             raise CannotAsk(f"its call has no {', '.join(missing)}")
-        inputs = (query, memory) if self.has_memory else (memory,)
-        return (self.layer if layer is None else layer)(*inputs, **options)
+        return (self.layer if layer is None else layer)(*self._inputs(query, memory), **options)
+
+    def _inputs(self, query: Any, memory: Any) -> tuple[Any, ...]:
+        """What the layer is called with."""
+        if self.in_a_list:
+            return ([query, memory],)
+        return (query, memory) if self.has_memory else (memory,)
 
     def output(self, query: Any, memory: Any, layer: Any = None, **options: Any) -> np.ndarray:
         """The output of a call, without the scores."""

@@ -573,6 +573,15 @@ def test_every_fault_of_a_comparison_is_said_before_anything_starts(
     assert "num_layers" in capsys.readouterr().err
     assert compare.main([option, "comparison=mine", "run.root=x"]) == 2
     assert "decided by folder=DIR" in capsys.readouterr().err
+    (tmp_path / "good").mkdir()
+    (tmp_path / "file").write_text("mine")
+    good = _comparison(tmp_path / "good", {"a": ["experiment=shapes_caption"]})
+    for taken in ("file", "file/below"):
+        assert compare.main([good, "comparison=mine", f"folder={tmp_path}/{taken}"]) == 2
+        assert f"folder={tmp_path}/{taken}: no folder can be made there. " in capsys.readouterr().err
+    (tmp_path / "closed" / "lock").mkdir(parents=True)
+    assert compare.main([good, "comparison=mine", f"folder={tmp_path}/closed"]) == 1
+    assert f"Nothing can be written into {tmp_path}/closed. " in capsys.readouterr().err
     assert compare.main([option, "comparison=mine", "costs.lengths=8"]) == 2
     assert "costs.lengths is a list" in capsys.readouterr().err
     assert compare.main([option, "comparison=mine", "only=[c]"]) == 2

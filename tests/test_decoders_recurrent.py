@@ -461,3 +461,30 @@ def test_output_spec_is_what_a_call_gives(kind):
 def test_what_cannot_work_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_rows_and_no_tokens_give_nothing_and_keep_the_state(kind):
+    decoder = made(kind)
+    _, state = decoder(IDS, MEMORY, MASK)
+    logits, after, *weights = decoder(
+        IDS[:, :0], MEMORY, MASK, state=state, return_attention_scores=decoder.attention is not None
+    )
+    assert tuple(logits.shape) == (B, 0, V) and all(tuple(w.shape) == (B, 1, 1, 0, S) for w in weights)
+    for one, two in zip(keras.tree.flatten(state), keras.tree.flatten(after), strict=True):
+        assert_equal(one, two)
+    assert tuple(decoder(IDS[:0], MEMORY[:0], MASK[:0])[0].shape) == (0, T, V)
+
+
+@pytest.mark.parametrize("kind", ["luong_general", "bahdanau", "sutskever"])
+def test_a_state_of_other_rows_or_of_another_form_is_refused(kind):
+    decoder = made(kind)
+    _, state = decoder(IDS, MEMORY, MASK)
+    for other in ("x", {}, [MEMORY], {**state, "more": state["cells"]}, {**state, "cells": state["cells"] * 2}):
+        with pytest.raises(ValueError, match=r"goes on with the state of an earlier call.*\(3, \d\)"):
+            decoder(IDS, MEMORY, MASK, state=other)
+    with pytest.raises(ValueError, match=r"shape \(1, \d\).*Received a dict of .*\(3, \d\)"):
+        decoder(IDS[:1], MEMORY[:1], MASK[:1], state=state)
+    alone = keras.tree.map_structure(lambda array: array[:1], state)
+    with pytest.raises(ValueError, match=r"shape \(3, \d\).*Received a dict of .*\(1, \d\)"):
+        decoder(IDS, MEMORY, MASK, state=alone)

@@ -179,3 +179,13 @@ def test_any_decoder_may_look_at_it_and_share_its_table(options, tmp_path):
 def test_what_cannot_work_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("options", FORMS, ids=str)
+def test_no_rows_and_no_tokens_give_an_empty_memory(options):
+    encoder = made(**options)
+    for ids in (IDS[:, :0], IDS[:0]):
+        memory, mask = encoder({"source_ids": ids})
+        length = 1 if encoder.summary else ids.shape[1]
+        assert tuple(memory.shape) == (len(ids), length, 8) and tuple(mask.shape) == (len(ids), length)
+        assert not numbers(mask).any() and not numbers(memory).any()

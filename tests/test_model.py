@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import keras
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from arrays import WIDE, assert_close, assert_equal, numbers
 from keras import ops
 
-from mmattn.decoders import TransformerDecoder
+from mmattn.decoders import ConvolutionalDecoder, RecurrentDecoder, TransformerDecoder, TransformerXLDecoder
+from mmattn.encoders import ConvolutionalEncoder, RecurrentEncoder, TextEncoder
 from mmattn.encoders.image import VisionTransformer
 from mmattn.layers import TransformerEncoderBlock
 from mmattn.model import EncoderDecoder
@@ -226,3 +228,47 @@ def test_an_encoder_without_a_mask_is_refused_in_words():
     model = EncoderDecoder(keras.layers.Identity(), TransformerDecoder(11, hidden_dim=8, num_layers=1, num_heads=2))
     with pytest.raises(ValueError, match=r"An encoder gives two arrays, .* gave dict"):
         model.encode({"x": np.ones((1, 3, 8), "float32")})
+
+
+def text_models():
+    sizes = {"hidden_dim": 8, "num_layers": 1}
+    yield RecurrentEncoder(12, **sizes), RecurrentDecoder(12, **sizes)
+    yield ConvolutionalEncoder(12, **sizes), ConvolutionalDecoder(12, **sizes)
+    yield TextEncoder(12, num_heads=2, **sizes), TransformerDecoder(12, num_heads=2, **sizes)
+    yield TextEncoder(12, num_heads=2, **sizes), TransformerXLDecoder(12, num_heads=2, **sizes)
+
+
+@pytest.mark.parametrize("parts", [*text_models()], ids=lambda parts: type(parts[1]).__name__)
+def test_ids_of_another_kind_or_rank_are_refused_in_words(parts):
+    model = EncoderDecoder(*parts)
+    source, target = np.array([[3, 4, 5]]), np.array([[2, 5]])
+    model({"source_ids": source.astype("uint8"), "target_ids": target.astype("int16")})
+    for ids, said in [
+        (source.astype("float32"), "Received float32 of shape (1, 3)"),
+        (source > 3, "Received bool of shape (1, 3)"),
+        (source[0], "of shape (3,)"),
+        (source[None], "of shape (1, 1, 3)"),
+    ]:
+        with pytest.raises(ValueError, match=r"takes whole numbers \(B, S\) as source_ids.*" + re.escape(said)):
+            model({"source_ids": ids, "target_ids": target})
+    for ids in (target[0], target + 0.5, target[None, None]):
+        with pytest.raises(ValueError, match=r"takes whole numbers \(B, T\) or \(B, n, T\) as target_ids"):
+            model({"source_ids": source, "target_ids": ids})
+        with pytest.raises(ValueError, match=r"takes whole numbers \(B, T\) as token_ids"):
+            parts[1](ids, model.encode({"source_ids": source})[0])
+    with pytest.raises(ValueError, match=r'reads "source_ids" .* Received a dict of source'):
+        model({"source": source, "target_ids": target})
+    with pytest.raises(ValueError, match=r"takes token ids, whole numbers.*float32"):
+        parts[1].token_embedding(keras.Input((None,)))
+
+
+@pytest.mark.parametrize("state", ["x", {}, [np.zeros((1, 8))], {"hidden": []}], ids=str)
+def test_a_state_is_refused_where_nothing_or_something_else_is_remembered(state):
+    sizes = {"hidden_dim": 8, "num_layers": 1, "cross_attention": False}
+    ids = np.array([[2, 5]])
+    for decoder in (TransformerDecoder(12, num_heads=2, **sizes), ConvolutionalDecoder(12, **sizes)):
+        with pytest.raises(ValueError, match=r"its state is None or \(\)"):
+            decoder(ids, state=state)
+        assert decoder(ids, state=())[1] == ()
+    with pytest.raises(ValueError, match='is a dict of "hidden" and "lengths"'):
+        TransformerXLDecoder(12, num_heads=2, **sizes)(ids, state=state)

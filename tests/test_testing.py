@@ -209,3 +209,17 @@ def test_an_unknown_law_or_too_short_a_length_is_refused():
         check_attention(MultiHeadAttention(2, 4), laws=["casual"])
     with pytest.raises(ValueError, match=r"at least 3.*Received length=2"):
         check_attention(MultiHeadAttention(2, 4), length=2)
+
+
+def test_a_layer_that_takes_a_list_of_query_and_value_is_asked():
+    report = check_attention(keras.layers.AdditiveAttention(), say=None)
+    assert report.failed == ["causal alignment"], str(report)
+    assert report["implicit mask"].holds and report["saved"].holds and report["causal with dropout"].holds
+    assert report["padding"].measured == "its call has no attention_mask"
+
+
+def test_of_a_layer_that_is_no_attention_nothing_can_be_asked():
+    report = check_attention(keras.layers.Dense(8), say=None, laws=["implicit mask", "config"])
+    assert report.failed == [] and {finding.holds for finding in report.values()} == {None}
+    reason = "it is no attention: what stands at one place changes nothing at any other"
+    assert str(report) == f"keras.Dense: 0 of 0 hold, 2 can't be asked\n  ({reason})"

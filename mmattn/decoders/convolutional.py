@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from mmattn.layers import ConvolutionalBlock, MultiStepAttention, TokenEmbedding, WeightNormConvolution
-from mmattn.layers.checks import check_positive, check_shares
+from mmattn.layers.checks import check_ids, check_no_state, check_positive, check_shares
 from mmattn.layers.convolution import EMBEDDING_DEVIATION
 from mmattn.layers.multi_step_attention import sources
 from mmattn.layers.positions import LearnedPositions, added_positions
@@ -42,7 +42,7 @@ class ConvolutionalDecoder(KeepsQuantization, keras.layers.Layer):
         token_ids: `(B, T)` integers, the start token first.
         memory: `(B, S, D')`, or None for a language model.
         memory_mask: `(B, S)` boolean, True = real; None = all real.
-        state: nothing here; a decoder with a memory of its own across calls carries it in this argument.
+        state: None or (); a decoder that remembers across calls carries its memory in this argument.
         places: int `(M,)`, flat places b * T + t: give the logits there alone, `(M, V)`.
         return_attention_scores: also return the attention `(B, N, 1, T, S)`.
 
@@ -164,6 +164,7 @@ class ConvolutionalDecoder(KeepsQuantization, keras.layers.Layer):
         training: bool | None = None,
     ) -> Any:
         self._check(token_ids, memory, return_attention_scores)
+        check_no_state(self.name, state)
         embeddings = self.token_embedding(token_ids)  # (B, T, F)
         if self.position_embedding is not None:
             embeddings = self.position_embedding(embeddings)
@@ -178,8 +179,8 @@ class ConvolutionalDecoder(KeepsQuantization, keras.layers.Layer):
                 scores.append(weights[:, None])
         if places is not None:
             x = ops.take(ops.reshape(x, (-1, self.hidden_dim)), places, axis=0)  # (M, D)
-        logits, state = self._logits(x, training), () if state is None else state
-        return (logits, state, ops.stack(scores, axis=1)) if return_attention_scores else (logits, state)
+        logits = self._logits(x, training)
+        return (logits, (), ops.stack(scores, axis=1)) if return_attention_scores else (logits, ())
 
     def compute_output_spec(
         self,
@@ -193,15 +194,15 @@ class ConvolutionalDecoder(KeepsQuantization, keras.layers.Layer):
     ) -> Any:
         """Written out, because Keras on torch would call the decoder with 83 tokens: too many for learned positions."""
         self._check(token_ids, memory, return_attention_scores)
+        check_no_state(self.name, state)
         batch, length = token_ids.shape
         vectors = (batch, length) if places is None else tuple(places.shape)
         dtype = keras.backend.result_type(self.compute_dtype, "float32")
         logits = keras.KerasTensor((*vectors, self.vocabulary_size), dtype=dtype)
-        state = () if state is None else state
         if not return_attention_scores:
-            return logits, state
+            return logits, ()
         shape = (batch, self.num_layers, 1, length, memory.shape[1])
-        return logits, state, keras.KerasTensor(shape, dtype=self.compute_dtype)
+        return logits, (), keras.KerasTensor(shape, dtype=self.compute_dtype)
 
     def start(self, memory: Any, memory_mask: Any, max_length: int, batch_size: Any = None) -> tuple[Any, Any]:
         """What generation starts from.
@@ -269,6 +270,7 @@ class ConvolutionalDecoder(KeepsQuantization, keras.layers.Layer):
         return self.attentions[0].start(keys, values, memory_mask)
 
     def _check(self, token_ids: Any, memory: Any, return_attention_scores: bool) -> None:
+        check_ids(self.name, token_ids, "token_ids")
         self._check_memory(None if memory is None else memory.shape)
         if return_attention_scores and not self.has_cross_attention:
             raise ValueError(f"{self.name} has no cross-attention (cross_attention=False), so it has no scores of it.")

@@ -11,7 +11,7 @@ import keras
 from keras import ops
 
 from mmattn.layers import AttentiveStack, TokenEmbedding
-from mmattn.layers.checks import check_positive, check_shares
+from mmattn.layers.checks import check_ids, check_positive, check_shares
 from mmattn.layers.quantized import KeepsQuantization
 from mmattn.layers.seeds import part_seed
 
@@ -148,10 +148,12 @@ class RecurrentDecoder(KeepsQuantization, keras.layers.Layer):
         return_attention_scores: bool = False,
         training: bool | None = None,
     ) -> Any:
-        self._check_scores(return_attention_scores)
+        self._check(token_ids, return_attention_scores)
         context, first = self.stack.start(memory, memory_mask, ops.shape(token_ids)[0])
         words = self._embed(token_ids, training)  # (B, T, E)
-        readouts, state, weights = self.stack(words, context, first if state is None else state, training=training)
+        readouts, state, weights = self.stack(
+            words, context=context, state=first if state is None else state, training=training
+        )
         if places is not None:
             readouts = ops.take(ops.reshape(readouts, (-1, self.hidden_dim)), places, axis=0)  # (M, D)
         logits = self._logits(readouts, training)
@@ -168,7 +170,7 @@ class RecurrentDecoder(KeepsQuantization, keras.layers.Layer):
         training: bool | None = None,
     ) -> Any:
         """Written out, because Keras on torch would call the decoder with arrays of its own."""
-        self._check_scores(return_attention_scores)
+        self._check(token_ids, return_attention_scores)
         batch, length = token_ids.shape
         vectors = (batch, length) if places is None else tuple(places.shape)
         dtype = keras.backend.result_type(self.compute_dtype, "float32")
@@ -222,8 +224,9 @@ class RecurrentDecoder(KeepsQuantization, keras.layers.Layer):
         readout = self.readout_dropout(readout, training=training)
         return self.output_embedding(readout if self.projection is None else self.projection(readout), reverse=True)
 
-    def _check_scores(self, wanted: bool) -> None:
-        if wanted and self.attention is None:
+    def _check(self, token_ids: Any, return_attention_scores: bool) -> None:
+        check_ids(self.name, token_ids, "token_ids")
+        if return_attention_scores and self.attention is None:
             raise ValueError(f"{self.name} has no attention (attention=None), so it has no scores of it.")
 
     def get_config(self) -> dict[str, Any]:

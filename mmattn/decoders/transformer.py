@@ -8,7 +8,15 @@ import keras
 from keras import ops
 
 from mmattn.layers import LearnedPositions, SinusoidalPositions, TokenEmbedding, TransformerDecoderBlock
-from mmattn.layers.checks import IN_ATTENTION, check_heads, check_positions, check_positive, check_shares
+from mmattn.layers.checks import (
+    IN_ATTENTION,
+    check_heads,
+    check_ids,
+    check_no_state,
+    check_positions,
+    check_positive,
+    check_shares,
+)
 from mmattn.layers.quantized import KeepsQuantization
 from mmattn.layers.seeds import part_seed
 
@@ -43,7 +51,7 @@ class TransformerDecoder(KeepsQuantization, keras.layers.Layer):
         token_ids: `(B, T)` integers, the start token first.
         memory: `(B, S, D')`, or None for a language model.
         memory_mask: `(B, S)` boolean, True = real; None = all real.
-        state: nothing here; a decoder with a memory of its own across calls carries it in this argument.
+        state: None or (); a decoder that remembers across calls carries its memory in this argument.
         places: int `(M,)`, flat places b * T + t: give the logits there alone, `(M, V)`. In training those of padding
             are not worth their cost.
         return_attention_scores: also return the cross-attention `(B, N, H, T, S)`.
@@ -176,6 +184,7 @@ class TransformerDecoder(KeepsQuantization, keras.layers.Layer):
         training: bool | None = None,
     ) -> Any:
         self._check(token_ids, return_attention_scores)
+        check_no_state(self.name, state)
         x, scores = self._embedded(token_ids, training), []
         for block in self.blocks:
             if return_attention_scores:
@@ -183,8 +192,8 @@ class TransformerDecoder(KeepsQuantization, keras.layers.Layer):
                 scores.append(weights)
             else:
                 x = block(x, memory, memory_mask=memory_mask, training=training)
-        logits, state = self._logits(self._at(places, x)), () if state is None else state
-        return (logits, state, ops.stack(scores, axis=1)) if return_attention_scores else (logits, state)
+        logits = self._logits(self._at(places, x))
+        return (logits, (), ops.stack(scores, axis=1)) if return_attention_scores else (logits, ())
 
     def _embedded(self, token_ids: Any, training: bool | None) -> Any:
         """What the first block gets, `(B, T, D)`."""
@@ -211,17 +220,18 @@ class TransformerDecoder(KeepsQuantization, keras.layers.Layer):
     ) -> Any:
         """Written out, because Keras on torch would call the decoder with 83 tokens: too many for learned positions."""
         self._check(token_ids, return_attention_scores)
+        check_no_state(self.name, state)
         batch, length = token_ids.shape
         vectors = (batch, length) if places is None else tuple(places.shape)
         dtype = keras.backend.result_type(self.compute_dtype, "float32")
         logits = keras.KerasTensor((*vectors, self.vocabulary_size), dtype=dtype)
-        state = () if state is None else state
         if not return_attention_scores:
-            return logits, state
+            return logits, ()
         shape = (batch, self.num_layers, self.num_heads, length, memory.shape[1])
-        return logits, state, keras.KerasTensor(shape, dtype=self.compute_dtype)
+        return logits, (), keras.KerasTensor(shape, dtype=self.compute_dtype)
 
     def _check(self, token_ids: Any, return_attention_scores: bool) -> None:
+        check_ids(self.name, token_ids, "token_ids")
         if return_attention_scores and not self.has_cross_attention:
             raise ValueError(f"{self.name} has no cross-attention (cross_attention=False), so it has no scores of it.")
         if isinstance(self.position_embedding, LearnedPositions):

@@ -159,6 +159,9 @@ class TransformerXLDecoder(TransformerDecoder):
         """For each layer what it was given before, how many of that are real `(B,)`, and which `(B, M)`."""
         if state is None:
             return [None] * self.num_layers, ops.zeros(ops.shape(token_ids)[:1], dtype="int32"), None
+        if not isinstance(state, dict) or state.keys() != {"hidden", "lengths"}:
+            kind = f"a dict of {sorted(state)}" if isinstance(state, dict) else f"a {type(state).__name__}"
+            raise ValueError(f'A state of {self.name} is a dict of "hidden" and "lengths". Received {kind}.')
         hidden, lengths = state["hidden"], ops.cast(state["lengths"], "int32")
         shapes = {tuple(array.shape[1:]) for array in hidden}
         if len(hidden) != self.num_layers or len(shapes) != 1 or hidden[0].shape[-1] != self.hidden_dim:

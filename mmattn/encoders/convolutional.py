@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from mmattn.layers import ConvolutionalBlock, TokenEmbedding, WeightNormConvolution
-from mmattn.layers.checks import check_positive, check_shares
+from mmattn.layers.checks import check_positive, check_shares, checked_source
 from mmattn.layers.convolution import EMBEDDING_DEVIATION
 from mmattn.layers.positions import LearnedPositions, added_positions
 from mmattn.layers.seeds import part_seed
@@ -154,9 +154,7 @@ class ConvolutionalEncoder(keras.layers.Layer):
         )
 
     def _ids(self, inputs: dict[str, Any]) -> Any:
-        if "source_ids" not in inputs:
-            raise ValueError(f'{self.name} reads "source_ids" (B, S). Received {sorted(inputs)}.')
-        ids = inputs["source_ids"]
+        ids = checked_source(self.name, inputs)
         if isinstance(self.position_embedding, LearnedPositions):
             self.position_embedding.check_length(ids.shape[1])
         return ids

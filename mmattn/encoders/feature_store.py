@@ -112,7 +112,10 @@ class FeatureStore:
     @contextlib.contextmanager
     def writing(self) -> Iterator[Writer]:
         """The right to append, once no other process has it. What was appended is kept, also after an exception."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FeatureCacheError(f"No folder can be made at {self.folder}. {error.strerror}.") from error
         path = self.folder / "features.npy"
         with _lock(self.folder / "lock"):
             self.refresh()

@@ -9,7 +9,7 @@ from keras import ops
 
 from mmattn.encoders.text import PAD
 from mmattn.layers import TokenEmbedding
-from mmattn.layers.checks import check_positive, check_shares
+from mmattn.layers.checks import check_positive, check_shares, checked_source
 from mmattn.layers.recurrent_stack import CELLS, check_cell
 from mmattn.layers.seeds import part_seed
 
@@ -132,9 +132,7 @@ class RecurrentEncoder(keras.layers.Layer):
         self.token_embedding = embedding
 
     def call(self, inputs: dict[str, Any], training: bool | None = None) -> tuple[Any, Any]:
-        if "source_ids" not in inputs:
-            raise ValueError(f'{self.name} reads "source_ids" (B, S). Received {sorted(inputs)}.')
-        ids = inputs["source_ids"]
+        ids = checked_source(self.name, inputs)
         mask = ops.not_equal(ids, PAD)
         x = self.token_embedding(ids)  # (B, S, E)
         x = ops.where(mask[..., None], x, ops.zeros((), x.dtype))  # what the layers pass over still has a gradient
@@ -142,11 +140,19 @@ class RecurrentEncoder(keras.layers.Layer):
             x = self.hidden_tokens(x, training=True) * (1.0 - self.token_dropout)
         x = self.dropouts[0](x, training=training)
         for layer, dropout in zip(self.layers, self.dropouts[1:], strict=True):
-            x = dropout(layer(x, mask=mask, training=training), training=training)
+            x = dropout(self._read(layer, x, mask, training), training=training)
         return (x[:, None], ops.any(mask, axis=1, keepdims=True)) if self.summary else (x, mask)
 
+    def _read(self, layer: Any, x: Any, mask: Any, training: bool | None) -> Any:
+        """What a layer makes of x; zeros where there is nothing to read, since Keras' layers need a first place."""
+        if 0 not in x.shape[:2]:
+            return layer(x, mask=mask, training=training)
+        batch, length = ops.shape(x)[:2]
+        places = (length,) if layer.return_sequences else ()
+        return ops.zeros((batch, *places, self.hidden_dim), dtype=self.compute_dtype)
+
     def compute_output_spec(self, inputs: dict[str, Any], training: bool | None = None) -> tuple[Any, Any]:
-        batch, length = inputs["source_ids"].shape
+        batch, length = checked_source(self.name, inputs).shape
         shape = (batch, 1 if self.summary else length)
         return (
             keras.KerasTensor((*shape, self.hidden_dim), dtype=self.compute_dtype),

@@ -8,7 +8,14 @@ import keras
 from keras import ops
 
 from mmattn.layers import LearnedPositions, SinusoidalPositions, TokenEmbedding, TransformerEncoderBlock
-from mmattn.layers.checks import IN_ATTENTION, check_heads, check_positions, check_positive, check_shares
+from mmattn.layers.checks import (
+    IN_ATTENTION,
+    check_heads,
+    check_positions,
+    check_positive,
+    check_shares,
+    checked_source,
+)
 from mmattn.layers.quantized import KeepsQuantization
 from mmattn.layers.seeds import part_seed
 
@@ -165,9 +172,7 @@ class TextEncoder(KeepsQuantization, keras.layers.Layer):
         self.token_embedding = embedding
 
     def call(self, inputs: dict[str, Any], training: bool | None = None) -> tuple[Any, Any]:
-        if "source_ids" not in inputs:
-            raise ValueError(f'{self.name} reads "source_ids" (B, S). Received {sorted(inputs)}.')
-        ids = inputs["source_ids"]
+        ids = checked_source(self.name, inputs)
         mask = ops.not_equal(ids, PAD)
         x = self.token_embedding(ids)  # (B, S, D)
         if training and self.token_dropout:  # hidden, not rescaled: at inference every token is there
@@ -180,7 +185,7 @@ class TextEncoder(KeepsQuantization, keras.layers.Layer):
         return (x if self.final_norm is None else self.final_norm(x)), mask
 
     def compute_output_spec(self, inputs: dict[str, Any], training: bool | None = None) -> tuple[Any, Any]:
-        shape = tuple(inputs["source_ids"].shape)
+        shape = tuple(checked_source(self.name, inputs).shape)
         return (
             keras.KerasTensor((*shape, self.hidden_dim), dtype=self.compute_dtype),
             keras.KerasTensor(shape, dtype="bool"),

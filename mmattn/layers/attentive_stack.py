@@ -153,6 +153,14 @@ class AttentiveStack(KeepsQuantization, keras.layers.Layer):
         return context, state
 
     def call(self, words: Any, context: Any, state: Any, training: bool | None = None) -> tuple[Any, Any, Any]:
+        self._check_state(state, words.shape[0])
+        if 0 in words.shape[:2]:  # no place to begin with
+            batch, length = ops.shape(words)[:2]
+            weights = None
+            if self.asking is not None:
+                sources = ops.shape(context["attention"]["keys"])[1]
+                weights = ops.zeros((batch, length, sources), dtype=self.compute_dtype)
+            return ops.zeros((batch, length, self.hidden_dim), dtype=self.compute_dtype), state, weights
         if self.asking is not None and self.is_fed:
             return self._by_places(words, context, state, bool(training))
         inputs, fed, weights = words, None, None
@@ -234,6 +242,26 @@ class AttentiveStack(KeepsQuantization, keras.layers.Layer):
         if self.cross_attention == (shape is None):
             said = "looks at a memory (B, S, D)" if self.cross_attention else "is a language model's: memory=None"
             raise ValueError(f"{self.name} {said}. Received memory of shape {shape and tuple(shape)}.")
+
+    def _check_state(self, state: Any, rows: int | None) -> None:
+        """Refuses what no call or `start` has returned for these rows."""
+        wanted = self.state_spec(rows)
+        arrays, specs = keras.tree.flatten(state), keras.tree.flatten(wanted)
+        shapes = [tuple(getattr(array, "shape", ("?", "?"))) for array in arrays]
+        places = zip(arrays, specs, strict=False)
+        if (
+            not isinstance(state, dict)
+            or state.keys() != wanted.keys()
+            or len(arrays) != len(specs)
+            or any(shape[1:] != (self.hidden_dim,) for shape in shapes)
+            or any(None not in (a.shape[0], spec.shape[0]) and a.shape[0] != spec.shape[0] for a, spec in places)
+        ):
+            kind = f"a dict of {sorted(state)}" if isinstance(state, dict) else f"a {type(state).__name__}"
+            raise ValueError(
+                f"{self.name} goes on with the state of an earlier call or of `start`, for the same rows: a dict of "
+                f"{sorted(wanted)}, {len(specs)} arrays of the shape ({'B' if rows is None else rows}, "
+                f"{self.hidden_dim}). Received {kind}, arrays of the shapes {shapes}."
+            )
 
     def get_config(self) -> dict[str, Any]:
         return {

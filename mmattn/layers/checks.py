@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
+
 
 def check_positive(**sizes: Any) -> None:
     """Refuses whatever is not a whole number of 1 or more; None stands for "not given" and passes.
@@ -53,6 +55,50 @@ def check_grouped(num_heads: int, num_key_value_heads: int | None) -> None:
         fits = ", ".join(str(n) for n in range(1, num_heads + 1) if num_heads % n == 0)
         raise ValueError(
             f"num_key_value_heads={num_key_value_heads} does not divide num_heads={num_heads}. Heads that fit: {fits}."
+        )
+
+
+def check_ids(owner: str, ids: Any, name: str, ranks: tuple[int, ...] = (2,)) -> None:
+    """Refuses token ids that are no whole numbers, or of another rank.
+
+    >>> import numpy as np
+    >>> check_ids("decoder", np.zeros((2, 3)), "token_ids")
+    Traceback (most recent call last):
+    ValueError: decoder takes whole numbers (B, T) as token_ids. Received float64 of shape (2, 3).
+    """
+    dtype, shape = keras.backend.standardize_dtype(ids.dtype), tuple(ids.shape)
+    if "int" not in dtype or len(shape) not in ranks:
+        side = "S" if name == "source_ids" else "T"
+        wanted = " or ".join({1: "(B,)", 2: f"(B, {side})", 3: "(B, n, T)"}[rank] for rank in ranks)
+        raise ValueError(f"{owner} takes whole numbers {wanted} as {name}. Received {dtype} of shape {shape}.")
+
+
+def checked_source(owner: str, inputs: Any) -> Any:
+    """The token ids `(B, S)` that a text encoder reads.
+
+    >>> checked_source("encoder", {"source": [[3, 4]]})
+    Traceback (most recent call last):
+    ValueError: encoder reads "source_ids" (B, S) of a dict. Received a dict of source.
+    """
+    if not hasattr(inputs, "keys") or "source_ids" not in inputs:
+        got = f"a dict of {', '.join(sorted(inputs))}" if hasattr(inputs, "keys") else f"a {type(inputs).__name__}"
+        raise ValueError(f'{owner} reads "source_ids" (B, S) of a dict. Received {got}.')
+    check_ids(owner, inputs["source_ids"], "source_ids")
+    return inputs["source_ids"]
+
+
+def check_no_state(owner: str, state: Any) -> None:
+    """Refuses a state where nothing is remembered across calls: to pass over it would be to forget it.
+
+    >>> check_no_state("decoder", ())
+    >>> check_no_state("decoder", {"cells": []})
+    Traceback (most recent call last):
+    ValueError: decoder remembers nothing from one call to the next: its state is None or (). Received a dict.
+    """
+    if state is not None and not (isinstance(state, tuple) and not state):
+        raise ValueError(
+            f"{owner} remembers nothing from one call to the next: its state is None or (). Received a "
+            f"{type(state).__name__}."
         )
 
 

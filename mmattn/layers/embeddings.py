@@ -29,7 +29,7 @@ class TokenEmbedding(keras.layers.Layer):
             logits come as float32, so that the softmax and the loss after them do not.
 
     Raises:
-        ValueError: for sizes that are not positive.
+        ValueError: for sizes that are not positive, and for ids that are no whole numbers.
 
     Example:
         >>> import numpy as np
@@ -71,6 +71,8 @@ class TokenEmbedding(keras.layers.Layer):
 
     def call(self, inputs: Any, reverse: bool = False) -> Any:
         if not reverse:
+            if self._dtype_of(inputs) not in ("int32", "int64"):  # not every backend takes the others as places
+                inputs = ops.cast(inputs, "int32")
             vectors = ops.cast(ops.take(self.embeddings, inputs, axis=0), self.compute_dtype)
             return vectors * math.sqrt(self.hidden_dim) if self.scale else vectors
         table = ops.cast(self.embeddings, self.compute_dtype)
@@ -82,7 +84,15 @@ class TokenEmbedding(keras.layers.Layer):
         if reverse:
             dtype = keras.backend.result_type(self.compute_dtype, "float32")
             return keras.KerasTensor((*inputs.shape[:-1], self.vocabulary_size), dtype=dtype)
+        self._dtype_of(inputs)
         return keras.KerasTensor((*inputs.shape, self.hidden_dim), dtype=self.compute_dtype)
+
+    def _dtype_of(self, ids: Any) -> str:
+        """The dtype of token ids; refuses what are none."""
+        dtype = keras.backend.standardize_dtype(ids.dtype)
+        if "int" not in dtype:
+            raise ValueError(f'{self.name} takes token ids, whole numbers (dtype="int32"). Received {dtype}.')
+        return dtype
 
     def get_config(self) -> dict[str, Any]:
         return {

@@ -109,6 +109,8 @@ class RecurrentStack(keras.layers.Layer):
             width = self.hidden_dim
 
     def call(self, inputs: Any, states: Any, training: bool | None = None) -> tuple[Any, Any]:
+        if 0 in inputs.shape[:2]:  # no place to begin with: Keras' layers need one
+            return ops.zeros((*ops.shape(inputs)[:2], self.hidden_dim), dtype=self.compute_dtype), states
         after = []
         for i, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
             if i:

@@ -38,6 +38,14 @@ class SingleHeadAttention(KeepsQuantization, keras.layers.Layer):
     def scores(self, inputs: Any, keys: Any) -> Any:
         raise NotImplementedError
 
+    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(inputs, (list, tuple)):
+            raise ValueError(
+                f"{self.name} takes queries and memory one by one and not as a list: layer(inputs, memory). Received a "
+                f"{type(inputs).__name__} of {len(inputs)}."
+            )
+        return super().__call__(inputs, *args, **kwargs)
+
     def call(
         self,
         inputs: Any,

@@ -63,12 +63,15 @@ class RunLock:
     """One process at a time on a run folder. The operating system lets go of it when the process ends, however it ends.
 
     Raises:
-        RunFolderError: another process holds it; the message has its number.
+        RunFolderError: another process holds it, and the message has its number; or nothing can be written there.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "lock"
-        self._file = open(self.path, "a+", encoding="utf-8")  # noqa: SIM115 (open as long as the lock is held)
+        try:
+            self._file = open(self.path, "a+", encoding="utf-8")  # noqa: SIM115 (open as long as the lock is held)
+        except OSError as error:
+            raise RunFolderError(f"Nothing can be written into {folder}. {error.strerror}: {self.path}.") from error
         try:
             _lock(self._file)
         except OSError:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,13 +38,13 @@ from .train import checked_config as checked_training
 KEYS = ("comparison_name", "title", "about", "sentence", "every", "members", "folder", "minutes", "only", "costs")
 COSTS = ("lengths", "rows", "repeats", "threads")
 PLACE = ("run.root", "run.name")  # of a member's run: the comparison's own
-NAME = re.compile(r"\w(?:[\w.,+=() -]*[\w+=)])?")  # of a member and of its folder
+NAME = re.compile(r"[^\W_](?:[\w.,+=() -]*[\w+=)])?")  # of a member and of its folder
 TAKEN = re.compile(r"lock|.*\.(?:md|html|png|tmp)", re.IGNORECASE)  # what lies beside the members' folders
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0 all members, or those of `only`, have finished, 1 some have not, 2 wrong configuration,
-    128 + n for signal n."""
+    """Returns the exit code: 0 all members, or those of `only`, have finished, 1 some have not or the folder is
+    not to be had, 2 wrong configuration, 128 + n for signal n."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if {"-h", "--help"} & set(arguments):
         print(__doc__)
@@ -57,12 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(OmegaConf.to_yaml(cfg), end="")
             return 0
         config = checked_config(cfg)
-        folder = Path(config["folder"]).expanduser().resolve()
         settings = member_settings(config, shared, options.folders)
         try:
+            folder = Path(config["folder"]).expanduser().resolve()
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigProblem([f"folder={folder}: no folder can be made there. {error.strerror}."]) from error
+        except (OSError, RuntimeError) as error:  # RuntimeError: a home of nobody
+            why = getattr(error, "strerror", None) or str(error).rstrip(".")
+            raise ConfigProblem([f"folder={config['folder']}: no folder can be made there. {why}."]) from error
         with StopSignals(), RunLock(folder):
             runs = member_runs(settings, folder)
             return compare(config, runs, folder, f"mmattn compare {shlex.join(arguments)}".strip())
@@ -125,8 +126,9 @@ def checked_config(cfg: Any) -> dict[str, Any]:
     if not isinstance(every, list) or not all(isinstance(word, str) for word in every):
         problems.append(f"every is a list of settings such as [size.epochs=10]. Received {every!r}.")
     minutes = config["minutes"]
-    if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not 0 < minutes < math.inf:
-        problems.append(f"minutes={minutes!r} must be a number above 0.")
+    most = int(threading.TIMEOUT_MAX / 60)
+    if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not 0 < minutes <= most:
+        problems.append(f"minutes={minutes!r} must be a number above 0, {most} at most.")
     if not isinstance(config["folder"], str) or not config["folder"].strip():
         problems.append(f"folder is a path, such as runs/mine. Received {config['folder']!r}.")
     for key in ("title", "about", "sentence"):
@@ -159,7 +161,9 @@ def _checked_members(config: dict[str, Any]) -> list[str]:
                 for name, what in members.items()
                 if not isinstance(what, list) or not all(isinstance(word, str) for word in what)]  # fmt: skip
     for name in members:
-        if type(name) not in (str, int) or not NAME.fullmatch(str(name)):
+        if type(name) not in (str, int):
+            problems.append(f"members: {name!r} is no text. In quotes, it is one.")
+        elif not NAME.fullmatch(str(name)):
             problems.append(
                 f"members: {name!r} is no name of a folder. It begins with a letter or a digit, has only these, blanks "
                 "and . , + = ( ) - _ after it, and ends with none of blank . , ( -"
@@ -170,8 +174,11 @@ def _checked_members(config: dict[str, Any]) -> list[str]:
                 f"or .tmp. {str(name).replace('.', '_')}_model would do."
             )
     config["members"] = {str(name): what for name, what in members.items()}
-    if len(config["members"]) < len(members):
-        problems.append(f"members: two have the same name. Received {', '.join(map(repr, members))}.")
+    if len({name.casefold() for name in config["members"]}) < len(members):
+        problems.append(
+            "members: two have the same name; capitals make no difference, as in the names of folders on some systems. "
+            f"Received {', '.join(map(repr, members))}."
+        )
     if only is not None:
         if not isinstance(only, list) or not only or not set(map(str, only)) <= config["members"].keys():
             problems.append(
@@ -233,12 +240,12 @@ def _member(run: MemberRun) -> Member:
 
 def _kind(run: MemberRun) -> str | None:
     """The kind of the bundle of one that has finished."""
-    return _member(run).bundle.get("kind") if run.finished else None
+    return _member(run).kind if run.finished else None
 
 
 def _report(config: dict[str, Any], runs: list[MemberRun], folder: Path, command: str) -> Path:
     members = [_member(run) for run in runs]
-    first = next((member for member in members if member.finished and member.bundle.get("kind") == "translator"), None)
+    first = next((member for member in members if member.finished and member.kind == "translator"), None)
     about = [*([config["about"]] if config["about"] else []), f"Made by: {command}"]
     sources = None
     if first is not None:

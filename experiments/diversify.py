@@ -45,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def diversify(options: argparse.Namespace) -> int:
     """Makes the pairs and writes them."""
+    options.output.mkdir(parents=True, exist_ok=True)  # before hours of work
     cut = _segmenter(options.codes)
     source = ParallelSource(options.source, options.target)
     pairs = [(source[index]["source"], source[index]["targets"][0]) for index in range(len(source))]
@@ -60,7 +61,6 @@ def diversify(options: argparse.Namespace) -> int:
         kept = [pair for pair in several if fits(pair, known)]
         print(f"{name}: {len(kept):,} of {len(pairs):,} made pairs", flush=True)
         chosen += kept
-    options.output.mkdir(parents=True, exist_ok=True)
     for name, side in (("source", 0), ("target", 1)):
         write_text(options.output / f"train.{name}", "".join(f"{pair[side]}\n" for pair in chosen))
     print(f"{options.output}: {len(chosen):,} pairs")

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from mmattn.layers.checks import check_positive, check_shares
+from mmattn.layers.checks import check_dict, check_positive, check_shares
 from mmattn.layers.masks import mean_of_real
 from mmattn.layers.quantized import KeepsQuantization
 from mmattn.layers.seeds import part_seed
@@ -73,10 +73,12 @@ class EncoderClassifier(KeepsQuantization, keras.Model):
 
     def build(self, input_shape: Any) -> None:
         """Makes all variables. `input_shape`: a dict of shapes, named as the arrays that the encoder reads."""
+        check_dict(self.name, input_shape)
         memory, _ = self.encoder(_symbolic(input_shape))
         self.scores.build((None, memory.shape[-1]))
 
     def call(self, inputs: dict[str, Any], training: bool | None = None) -> Any:
+        check_dict(self.name, inputs)
         memory, mask = self.encoder(inputs, training=training)
         logits = self.scores(self.vector_dropout(self._pooled(memory, mask), training=training))
         return ops.cast(logits, keras.backend.result_type(logits.dtype, "float32"))
@@ -160,6 +162,7 @@ class MaskedLanguageModel(KeepsQuantization, keras.Model):
 
     def build(self, input_shape: Any) -> None:
         """Makes all variables. `input_shape`: a dict with the shape of "source_ids"."""
+        check_dict(self.name, input_shape, "source_ids")
         self.encoder(_symbolic({"source_ids": input_shape["source_ids"]}))
         width = (None, self.encoder.hidden_dim)
         self.transform.build(width)
@@ -169,6 +172,7 @@ class MaskedLanguageModel(KeepsQuantization, keras.Model):
         )
 
     def call(self, inputs: dict[str, Any], training: bool | None = None) -> Any:
+        check_dict(self.name, inputs, "source_ids")
         memory, _ = self.encoder({"source_ids": inputs["source_ids"]}, training=training)
         if "label_places" in inputs:
             memory = ops.take(ops.reshape(memory, (-1, memory.shape[-1])), inputs["label_places"], axis=0)  # (M, D)

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from mmattn.layers.checks import check_ids
+from mmattn.layers.checks import check_dict, check_ids
 from mmattn.layers.quantized import KeepsQuantization
 
 TARGETS = ("target_ids", "label_places")  # of a batch's arrays, what is the decoder's
@@ -35,7 +35,7 @@ class EncoderDecoder(KeepsQuantization, keras.Model):
         logits `(B, T, V)` or `(B, n, T, V)`: at each place the scores of the next token. `(M, V)` for M places.
 
     Raises:
-        ValueError: when "target_ids" is missing, or the parts cannot share.
+        ValueError: when "target_ids" is missing or has other rows than the memory, or the parts cannot share.
 
     Example:
         >>> import numpy as np
@@ -64,6 +64,7 @@ class EncoderDecoder(KeepsQuantization, keras.Model):
 
     def build(self, input_shape: Any) -> None:
         """Makes all variables. `input_shape`: a dict of shapes, named as the arrays that `call` takes."""
+        check_dict(self.name, input_shape, "target_ids")
         inputs = {
             name: keras.KerasTensor(shape, dtype="int32" if name.endswith("_ids") else "float32")
             for name, shape in input_shape.items()
@@ -73,7 +74,7 @@ class EncoderDecoder(KeepsQuantization, keras.Model):
         self.decoder(keras.KerasTensor((memory.shape[0], None), dtype="int32"), memory, memory_mask=mask)
 
     def call(self, inputs: dict[str, Any], training: bool | None = None) -> Any:
-        ids = _targets(inputs)
+        ids = self._targets(inputs)
         memory, mask = self.encode(inputs, training=training)
         if None not in (ids.shape[0], memory.shape[0]) and ids.shape[0] != memory.shape[0]:
             raise ValueError(
@@ -89,11 +90,18 @@ class EncoderDecoder(KeepsQuantization, keras.Model):
 
     def compute_output_spec(self, inputs: dict[str, Any], training: bool | None = None) -> Any:
         """Written out, because Keras on torch would call the model, with 83 targets of 83 tokens of 83 sources."""
-        ids = _targets(inputs)
+        ids = self._targets(inputs)
         rows = ids if len(ids.shape) == 2 else keras.KerasTensor((None, ids.shape[-1]), dtype="int32")
         memory, mask = self.encoder.compute_output_spec({k: v for k, v in inputs.items() if k not in TARGETS})
         logits = self.decoder.compute_output_spec(rows, memory, memory_mask=mask, **_places(inputs))[0]
         return logits if rows is ids else keras.KerasTensor((*ids.shape, logits.shape[-1]), dtype=logits.dtype)
+
+    def _targets(self, inputs: dict[str, Any]) -> Any:
+        check_dict(self.name, inputs, "target_ids")
+        check_ids(self.name, inputs["target_ids"], "target_ids", ranks=(2, 3))
+        if len(inputs["target_ids"].shape) > 2 and "label_places" in inputs:
+            raise ValueError('"label_places" goes with one target of each source: target_ids (B, T).')
+        return inputs["target_ids"]
 
     def encode(self, inputs: dict[str, Any], training: bool | None = None) -> tuple[Any, Any]:
         """The memory `(B, S, D)` and its mask `(B, S)`."""
@@ -172,11 +180,11 @@ class LanguageModel(KeepsQuantization, keras.Model):
 
     def build(self, input_shape: Any) -> None:
         """Makes all variables. `input_shape`: a dict with the shape of "target_ids"."""
+        check_dict(self.name, input_shape, "target_ids")
         self.decoder(keras.KerasTensor(input_shape["target_ids"], dtype="int32"))
 
     def call(self, inputs: dict[str, Any], training: bool | None = None) -> Any:
-        if "target_ids" not in inputs:
-            raise ValueError(f'inputs holds "target_ids". Received {sorted(inputs)}.')
+        check_dict(self.name, inputs, "target_ids")
         return self.decoder(inputs["target_ids"], training=training, **_places(inputs))[0]
 
     def read(self, token_ids: Any, state: Any = None, **options: Any) -> tuple[Any, Any]:
@@ -209,20 +217,6 @@ class LanguageModel(KeepsQuantization, keras.Model):
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> LanguageModel:
         decoder = keras.saving.deserialize_keras_object(config["decoder"], custom_objects=custom_objects)
         return cls(**{**config, "decoder": decoder})
-
-
-def _targets(inputs: dict[str, Any]) -> Any:
-    if not hasattr(inputs, "keys"):
-        raise ValueError(
-            'inputs is a dict of "target_ids" and what the encoder reads, such as "source_ids". Received '
-            f"{type(inputs).__name__}."
-        )
-    if "target_ids" not in inputs:
-        raise ValueError(f'inputs holds "target_ids" beside what the encoder reads. Received {sorted(inputs)}.')
-    check_ids("An encoder-decoder", inputs["target_ids"], "target_ids", ranks=(2, 3))
-    if len(inputs["target_ids"].shape) > 2 and "label_places" in inputs:
-        raise ValueError('"label_places" goes with one target of each source: target_ids (B, T).')
-    return inputs["target_ids"]
 
 
 def _places(inputs: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from mmattn.layers.checks import check_dict
 from mmattn.layers.quantized import KeepsQuantization
 from mmattn.model import LanguageModel
 
@@ -60,6 +61,7 @@ class StreamModel(KeepsQuantization, keras.Model):
 
     def build(self, input_shape: Any) -> None:
         """Makes all variables. `input_shape`: a dict with the shape of "target_ids"."""
+        check_dict(self.name, input_shape, "target_ids")
         if not self.model.built:
             self.model.build({"target_ids": input_shape["target_ids"]})
         form = self.model.decoder.empty_state(self.batch_size)
@@ -78,6 +80,7 @@ class StreamModel(KeepsQuantization, keras.Model):
         ]
 
     def call(self, inputs: dict[str, Any], training: bool | None = None) -> Any:
+        check_dict(self.name, inputs, "target_ids", "reset")
         logits, state = self.model.decoder(
             inputs["target_ids"], state=self.state(), reset=inputs["reset"], training=training
         )

@@ -35,12 +35,14 @@ class Report(dict[str, Finding]):
 
     Attributes:
         layer: what the layer is called.
-        failed: the names of the laws that do not hold.
+        problem: why nothing can be asked, or None.
+        failed: the names of the laws that do not hold; none where nothing could be asked.
     """
 
-    def __init__(self, layer: str, findings: Iterable[tuple[str, Finding]] = ()) -> None:
+    def __init__(self, layer: str, findings: Iterable[tuple[str, Finding]] = (), problem: str | None = None) -> None:
         super().__init__(findings)
         self.layer = layer
+        self.problem = problem
 
     @property
     def failed(self) -> list[str]:
@@ -48,9 +50,8 @@ class Report(dict[str, Finding]):
         return [name for name, finding in self.items() if finding.holds is False]
 
     def __str__(self) -> str:
-        reasons = {finding.measured for finding in self.values()}
-        if len(reasons) == 1 and all(finding.holds is None for finding in self.values()):
-            return f"{self.layer}: {_counted(self)}\n  ({reasons.pop()})"
+        if self.problem is not None:
+            return f"{self.layer}: {_counted(self)}\n  ({self.problem})"
         width = max(map(len, self), default=0)
         lines = [f"{self.layer}: {_counted(self)}"]
         for name, finding in self.items():
@@ -135,7 +136,7 @@ def check_attention(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a mask gets lost, say: a law asks for that
         subject = Subject(layer, width, length, seed, dtype)
-        report = Report(subject.name, [(name, _find(LAWS[name], subject)) for name in names])
+        report = Report(subject.name, [(name, _find(LAWS[name], subject)) for name in names], subject.problem)
     if say is not None:
         say(str(report))
     return report

@@ -44,6 +44,7 @@ class Subject:
         self.arguments = {parameter.name for parameter in parameters}
         self.takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
         self.has_memory = len(parameters) > 1 and parameters[1].default is inspect.Parameter.empty
+        self.was_built = self.given.built
         self.in_a_list = not self.has_memory and self._takes_a_list()
         self.has_memory |= self.in_a_list
         rng = np.random.default_rng(seed)
@@ -59,14 +60,14 @@ class Subject:
         self.free = rng.random(shape) < 0.6  # (B, T, S)
         self.free[..., 0] = True
         self.free[BLIND] = False
-        self.layer, self.was_built = self.given, self.given.built
+        self.layer = self.given
         with contextlib.suppress(Exception):  # the laws will meet it
             self.layer = self.copy()
         self.is_copy = self.layer is not self.given
         if not self.is_copy:
             with contextlib.suppress(Exception):
                 self.call(self.query, self.memory)  # builds it
-        self.problem = self._unrelated()
+        self.problem = self._unrelated() if self.is_copy else None  # a layer's own weights may hide its attention
 
     def _takes_a_list(self) -> bool:
         """Whether query and memory come in one argument, as `keras.layers.Attention` takes them."""
@@ -84,7 +85,7 @@ class Subject:
         """Why no law can be asked: the layer relates no places to each other."""
         place = self.length // 2
         other = self.memory.copy()
-        other[:, place] += 1
+        other[:, place] *= -2  # a norm would hide a sum or a positive factor
         try:
             found = [self.output(*self.with_memory(memory)) for memory in (self.memory, other)]
             if not self.has_memory:

@@ -108,6 +108,34 @@ def test_a_member_of_another_configuration_is_refused(tmp_path: Path, training: 
     MemberRun("a", tmp_path, ["x=1"], {"seed": 1, "size": {"epochs": 2}}).train(60, print)
     with pytest.raises(ValueError, match=r"another configuration \(size.epochs\)"):
         MemberRun("a", tmp_path, ["x=2"], {"seed": 1, "size": {"epochs": 3}})
+    (tmp_path / "member.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"no member.json says with what configuration"):
+        MemberRun("a", tmp_path, ["x=2"], {"seed": 1})
+    (tmp_path / "member.json").write_text('{"minutes"')
+    with pytest.raises(ValueError, match=r"member.json is damaged"):
+        MemberRun("a", tmp_path, ["x=2"], {"seed": 1})
+
+
+def test_a_member_that_never_had_a_run_takes_another_configuration(tmp_path: Path, training: Any) -> None:
+    (tmp_path / "member.json").write_text(
+        json.dumps({"minutes": 60.0, "problem": "exit code 2: x=1: no such file", "config": {"x": 1}})
+    )
+    training("done")
+    run = MemberRun("a", tmp_path, ["x=2"], {"x": 2})
+    run.train(60, print)
+    assert run.finished and json.loads((tmp_path / "member.json").read_text())["config"] == {"x": 2}
+
+
+def test_what_a_member_says_of_itself_counts_more_than_its_limit(tmp_path: Path) -> None:
+    run = MemberRun("a", tmp_path, [], {})
+
+    def process(*words: Any) -> tuple[int, bool]:
+        (tmp_path / "log.txt").write_text("mmattn: data.path=/nope.tsv: no such file.\n")
+        return 2, True
+
+    run._process = process  # type: ignore[method-assign]
+    run.train(1, print)
+    assert run.state["problem"] == "exit code 2: data.path=/nope.tsv: no such file."
 
 
 def test_a_member_stops_at_its_limit_and_needs_more_to_go_on(tmp_path: Path, training: Any) -> None:
@@ -185,14 +213,6 @@ def test_a_members_configuration_is_noted_before_its_run_begins(tmp_path: Path) 
     (tmp_path / "a" / "member.json").unlink()
     with pytest.raises(ValueError, match=r"holds a run, and no member.json says with what configuration it was begun"):
         MemberRun("a", tmp_path / "a", [], {"seed": 2})
-
-
-def test_a_member_begun_when_its_run_was_not_noted_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "member.json").write_text(json.dumps({"minutes": 3.0, "config": {"size": 1}}))
-    run = MemberRun("a", tmp_path, [], {"size": 1, "run": {"seed": 2}})
-    assert run.state["minutes"] == 3.0
-    with pytest.raises(ValueError, match=r"\(size\)"):
-        MemberRun("a", tmp_path, [], {"size": 2, "run": {"seed": 2}})
 
 
 def test_costs_are_measured_anew_only_where_they_are_missing_or_were_measured_otherwise(
@@ -464,18 +484,19 @@ def test_a_share_of_words_said_again_is_shown_where_there_are_words(tmp_path: Pa
 
 
 def test_texts_of_a_report_are_no_markdown(tmp_path: Path) -> None:
-    page = Page("# A <b>")
+    page = Page("# A <b> #")
     page.heading("of a_b and *c*")
-    for text in ("- no\nlist, `x`", "1. no list", "a <b> *c* _d_ __e__ f_g \\ [h](i) ~~j~~ &amp; k|l & m; -1.5"):
+    for text in ("- no\nlist, `x`", "1. no list", "1.", "a <b> *c* _d_ __e__ f_g \\ [h](i) ~~j~~ &amp; k|l & m; -1.5"):
         page.text(text)
     page.table(("model|s", "-"), [("ein <unk> * x *", "-1.50"), ("a\nb", "1 < 2")])
     page.picture(tmp_path / "a_b_.png", "of *d*")
     assert page.markdown().split("\n\n") == [
-        "# # A \\<b>",
+        "# # A \\<b> \\#",
         "## of a_b and \\*c\\*",
         "\\- no list, \\`x\\`",
         "1\\. no list",
-        r"a \<b> \*c\* \_d\_ \_\_e\_\_ f_g \\ \[h](i) \~\~j\~\~ \&amp; k|l & m; -1.5",
+        "1\\.",
+        r"a \<b> \*c\* \_d\_ \_\_e\_\_ f_g \\ \[h\](i) \~\~j\~\~ \&amp; k|l & m; -1.5",
         "| model\\|s | - |\n| --- | ---: |\n| ein \\<unk> \\* x \\* | -1.50 |\n| a b | 1 \\< 2 |",
         "![of \\*d\\*](a_b_.png)\n",
     ]
@@ -504,7 +525,7 @@ def test_costs_are_measured_where_a_model_takes_the_length_and_leave_its_weights
     before = [np.array(weight.numpy()) for weight in bundle.model.weights]
     found = measure(bundle, 8, rows=2, repeats=1)
     assert all(found[name] > 0 for name in ("train_seconds", "encode_seconds", "generate_seconds"))
-    with pytest.raises(ValueError, match="12"):  # the learned positions
+    with pytest.raises(ValueError, match=r"not take 16 tokens: its encoder has 12 positions"):
         measure(bundle, 16, rows=2, repeats=1)
     for weight, array in zip(bundle.model.weights, before, strict=True):
         np.testing.assert_array_equal(weight.numpy(), array)
@@ -579,6 +600,12 @@ def test_every_fault_of_a_comparison_is_said_before_anything_starts(
     for taken in ("file", "file/below"):
         assert compare.main([good, "comparison=mine", f"folder={tmp_path}/{taken}"]) == 2
         assert f"folder={tmp_path}/{taken}: no folder can be made there. " in capsys.readouterr().err
+    assert compare.main([good, "comparison=mine", "folder=~nobody-of-that-name/x"]) == 2
+    assert "folder=~nobody-of-that-name/x: no folder can be made there. " in capsys.readouterr().err
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "a").write_text("mine")
+    assert compare.main([good, "comparison=mine", f"folder={tmp_path}/taken"]) == 2
+    assert f"a: {tmp_path}/taken/a is no folder" in capsys.readouterr().err
     (tmp_path / "closed" / "lock").mkdir(parents=True)
     assert compare.main([good, "comparison=mine", f"folder={tmp_path}/closed"]) == 1
     assert f"Nothing can be written into {tmp_path}/closed. " in capsys.readouterr().err
@@ -589,6 +616,7 @@ def test_every_fault_of_a_comparison_is_said_before_anything_starts(
     for setting, words in (
         ("minutes=0", "minutes=0 must be a number above 0"),
         ("minutes=inf", "minutes=inf must be a number above 0"),
+        ("minutes=1e12", "must be a number above 0, "),
         ("minutes=nan", "minutes=nan must be a number above 0"),
         ("minutes=true", "minutes=True must be a number above 0"),
         ("only=ab", "There are: a, b. Received 'ab'"),
@@ -624,7 +652,9 @@ def test_every_fault_of_a_comparison_is_said_before_anything_starts(
         (".", "'.' is no name of a folder"),
         ("", "'' is no name of a folder"),
         ("a ", "'a ' is no name of a folder"),
-        (True, "True is no name of a folder"),
+        (True, "True is no text. In quotes, it is one"),
+        (1.5, "1.5 is no text. In quotes, it is one"),
+        ("_a", "'_a' is no name of a folder"),
         ("lock", "'lock' is for the comparison's own files"),
         ("Report.md", "'Report.md' is for the comparison's own files"),
         ("bleu.png", "bleu_png_model would do"),
@@ -647,7 +677,10 @@ def test_members_may_have_numbers_for_names(tmp_path: Path, training: Any, capsy
     assert (tmp_path / "out" / "2014" / "member.json").exists()
     config = compose("compare", ["comparison=mine"], [str(tmp_path)])
     config.members = {2014: [], "2014": []}
-    with pytest.raises(ConfigProblem, match=r"two have the same name\. Received 2014, '2014'"):
+    with pytest.raises(ConfigProblem, match=r"two have the same name; .*Received 2014, '2014'"):
+        compare.checked_config(config)
+    config.members = {"LSTM": [], "lstm": []}
+    with pytest.raises(ConfigProblem, match=r"two have the same name; capitals make no difference"):
         compare.checked_config(config)
 
 

@@ -273,6 +273,13 @@ def test_another_number_of_sources_is_refused():
     x, g, z, e = arrays("float32")
     with pytest.raises(ValueError, match="one batch B"):
         layer(x, g, *(array[:1] for array in sources(z, e, 2)))
+    keys, values = sources(z, e, 2)
+    with pytest.raises(ValueError, match=r"one batch B\. .* keys \(1, "):
+        layer(x, g, keys[:1], values)
+    with pytest.raises(ValueError, match="of the same places"):
+        layer(x, g[:1], keys, values)
+    with pytest.raises(ValueError, match=r"memory_mask has the shape .* with B=1"):
+        sources(z[:1], e[:1], 2, np.ones((2, z.shape[1]), bool))
 
 
 def test_an_empty_sequence_stays_empty():
@@ -346,6 +353,7 @@ def test_places_are_as_small_as_the_embeddings(kind):
         (lambda: made(3, causal=False).start(2), "looks ahead, so it has no steps"),
         (lambda: made(3)(X.astype(FLOAT), mask=MASK[:, :3]), r"mask has the shape \(B, 6\)"),
         (lambda: made(3)(X.astype(FLOAT), mask=MASK * 1.0), "mask is boolean"),
+        (lambda: made(3)(X[:1].astype(FLOAT), mask=MASK), r"mask has the shape \(B, 6\) with B=1"),
         (lambda: added_positions("rotary", None, 0.1, None), "one of none, sinusoidal, learned. Received 'rotary'"),
         (lambda: added_positions("learned", None, 0.1, None), "needs max_length"),
     ],

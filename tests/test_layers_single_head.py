@@ -174,6 +174,8 @@ def test_memory_may_have_another_width_and_one_place(kind):
         (lambda: made("general")(INPUTS, MEMORY, value=VALUE[:, :3]), r"B and S the same.* value \(2, 3, 3\)"),
         (lambda: made("general")(INPUTS, MEMORY, value=VALUE[0, 0]), r"takes inputs.*value \(3,\)"),
         (lambda: made("additive")(INPUTS[0], MEMORY), r"takes inputs \(B, T, D\).*Received inputs \(4, 5\)"),
+        (lambda: made("dot")(INPUTS, MEMORY[:1], PADDED), r"memory_mask has the shape \(B, 6\) with B=1"),
+        (lambda: made("general")(INPUTS, MEMORY[:1], value=VALUE), r"B and S the same"),
         (lambda: made("dot")([INPUTS, MEMORY]), r"not as a list: layer\(inputs, memory\)\. Received a list of 2"),
     ],
 )

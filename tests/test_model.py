@@ -14,8 +14,9 @@ from keras import ops
 from mmattn.decoders import ConvolutionalDecoder, RecurrentDecoder, TransformerDecoder, TransformerXLDecoder
 from mmattn.encoders import ConvolutionalEncoder, RecurrentEncoder, TextEncoder
 from mmattn.encoders.image import VisionTransformer
+from mmattn.heads import EncoderClassifier, MaskedLanguageModel
 from mmattn.layers import TransformerEncoderBlock
-from mmattn.model import EncoderDecoder
+from mmattn.model import EncoderDecoder, LanguageModel
 
 IDS = np.array([[2, 5, 6, 7, 3], [2, 9, 8, 3, 0], [2, 4, 4, 4, 4]])
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 16, 24, 3)).astype("uint8")
@@ -256,7 +257,7 @@ def test_ids_of_another_kind_or_rank_are_refused_in_words(parts):
             model({"source_ids": source, "target_ids": ids})
         with pytest.raises(ValueError, match=r"takes whole numbers \(B, T\) as token_ids"):
             parts[1](ids, model.encode({"source_ids": source})[0])
-    with pytest.raises(ValueError, match=r'reads "source_ids" .* Received a dict of source'):
+    with pytest.raises(ValueError, match=r'reads a dict with "source_ids"\. Received one of: source'):
         model({"source": source, "target_ids": target})
     with pytest.raises(ValueError, match=r"takes token ids, whole numbers.*float32"):
         parts[1].token_embedding(keras.Input((None,)))
@@ -272,3 +273,69 @@ def test_a_state_is_refused_where_nothing_or_something_else_is_remembered(state)
         assert decoder(ids, state=())[1] == ()
     with pytest.raises(ValueError, match='is a dict of "hidden" and "lengths"'):
         TransformerXLDecoder(12, num_heads=2, **sizes)(ids, state=state)
+
+
+def test_rows_of_another_number_are_refused_in_steps_and_by_decoders_alone():
+    memory, ids = np.ones((1, 5, 8), "float32"), np.array([[2], [3], [4]])
+    sizes = {"hidden_dim": 8, "num_layers": 1}
+    for decoder in (
+        TransformerDecoder(12, num_heads=2, **sizes),
+        TransformerXLDecoder(12, num_heads=2, **sizes),
+        ConvolutionalDecoder(12, source_embeddings=False, **sizes),
+        RecurrentDecoder(12, **sizes),
+        RecurrentDecoder(12, attention=None, **sizes),
+        RecurrentDecoder(12, attention=None, input_feeding=False, **sizes),
+    ):
+        decoder(ids[:1], memory)
+        with pytest.raises(ValueError, match="one batch B"):
+            decoder(ids, memory)
+        context, state = decoder.start(memory, None, 4)
+        if context:  # it is the memory that has other rows; without one, the state
+            state = keras.tree.map_structure(lambda a: np.repeat(a, 3, axis=0), state)
+        with pytest.raises(ValueError, match=r"one batch B|for the same rows"):
+            decoder.step(ids[:, 0], 0, context, state)
+    transformer = TransformerDecoder(12, num_heads=2, **sizes)
+    transformer(ids[:1], memory)
+    with pytest.raises(ValueError, match=r"has batch_size rows\. Received \(1, 5, 8\) and batch_size=3"):
+        transformer.start(memory, None, 4, batch_size=3)
+    remembering = TransformerXLDecoder(12, num_heads=2, memory_length=2, **sizes)
+    _, state = remembering(ids, np.repeat(memory, 3, axis=0))
+    with pytest.raises(ValueError, match=r"all rows of its state.* memory: 1"):
+        remembering.start(memory, None, 4, state=state)
+    for wrong in (True, np.ones((3, 1), bool)):
+        with pytest.raises(ValueError, match=r"takes lengths and reset \(B,\)"):
+            remembering(ids, np.repeat(memory, 3, axis=0), state=state, reset=wrong)
+
+
+@pytest.mark.parametrize("parts", [*text_models()], ids=lambda parts: type(parts[1]).__name__)
+def test_what_is_no_dict_is_refused_before_and_after_a_model_is_built(parts):
+    ids = np.array([[2, 5]])
+    classes = EncoderClassifier(VisionTransformer((16, 24), 8, 8, 1, 2), 3)
+    words = MaskedLanguageModel(TextEncoder(12, 8, 1, 2))
+    language = LanguageModel(TransformerDecoder(12, 8, 1, 2, cross_attention=False))
+    models = {EncoderDecoder(*parts): "target_ids", language: "target_ids", classes: None, words: "source_ids"}
+    for model, name in models.items():
+        wanted = "reads a dict" if name is None else f'reads a dict with "{name}"'
+        for inputs in (ids, [ids, ids]):
+            with pytest.raises(ValueError, match=wanted):
+                model(inputs)
+    model = EncoderDecoder(*parts)
+    model({"source_ids": ids, "target_ids": ids})
+    with pytest.raises(ValueError, match='reads a dict with "target_ids"'):
+        model([ids, ids])
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="only TensorFlow tells a missing slope from zeros")
+@pytest.mark.parametrize("parts", [*text_models()], ids=lambda parts: type(parts[1]).__name__)
+def test_slopes_of_texts_without_tokens_are_zeros(parts):
+    import tensorflow as tf
+
+    model, ids = EncoderDecoder(*parts), np.array([[2, 5]])
+    model({"source_ids": ids, "target_ids": ids})
+    for source, target in ((ids, ids[:, :0]), (ids[:, :0], ids), (ids[:0], ids[:0])):
+        with tf.GradientTape() as tape:
+            total = ops.sum(model({"source_ids": source, "target_ids": target}))
+        slopes = tape.gradient(total, model.trainable_variables)
+        missing = [w.path for w, slope in zip(model.trainable_variables, slopes, strict=True) if slope is None]
+        assert not missing
+        assert all(np.isfinite(tf.convert_to_tensor(slope)).all() for slope in slopes)

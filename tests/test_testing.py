@@ -223,3 +223,25 @@ def test_of_a_layer_that_is_no_attention_nothing_can_be_asked():
     assert report.failed == [] and {finding.holds for finding in report.values()} == {None}
     reason = "it is no attention: what stands at one place changes nothing at any other"
     assert str(report) == f"keras.Dense: 0 of 0 hold, 2 can't be asked\n  ({reason})"
+    alone = check_attention(CrossAttention(2, 4), say=None, laws=["causal"])
+    assert "causal" in str(alone) and alone.problem is None
+
+
+class Begins(keras.layers.Layer):
+    """Attention that counts for nothing at first, and no config."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def build(self, shape):
+        self.attention.build(shape, shape)
+        self.gate = self.add_weight(shape=(), initializer="zeros")
+
+    def call(self, x):
+        return x + self.gate * self.attention(x, x)
+
+
+def test_a_layer_whose_weights_hide_its_attention_is_asked():
+    report = check_attention(Begins(MultiHeadAttention(2, 4)), say=None, laws=["stack", "config"])
+    assert report.problem is None and report["stack"].holds and report.failed == ["config"]

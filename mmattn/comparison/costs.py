@@ -14,6 +14,7 @@ import argparse
 import ctypes
 import gc
 import json
+import math
 import re
 import statistics
 import time
@@ -28,6 +29,7 @@ from keras import ops
 from mmattn import backend
 from mmattn.bundle import Bundle, load_bundle
 from mmattn.decoding import Generator
+from mmattn.generation import longest, longest_source
 from mmattn.training.losses import MaskedCrossEntropy
 
 KINDS = ("translator", "language_model")  # of bundles that can be measured
@@ -47,6 +49,9 @@ def measure(bundle: Bundle, length: int, rows: int = 8, repeats: int = 5) -> dic
         ValueError: the model does not take that length.
     """
     model = bundle.model
+    limits = {"encoder": longest_source(model), "decoder": longest(model) or math.inf}
+    if short := [f"its {part} has {most:g} positions" for part, most in limits.items() if length > most]:
+        raise ValueError(f"It does not take {length} tokens: {' and '.join(short)}.")
     model.compile(
         optimizer=keras.optimizers.Adam(1e-4),
         loss=MaskedCrossEntropy(label_smoothing=0.1),
@@ -61,7 +66,7 @@ def measure(bundle: Bundle, length: int, rows: int = 8, repeats: int = 5) -> dic
     def write() -> Any:  # as many tokens in each row
         return generate(inputs, max_length=length, min_length=length - 1, compiled=True)
 
-    generating = _median(write, repeats)  # first, because here a model refuses a length that it does not take
+    generating = _median(write, repeats)
     encoding = None
     if "source_ids" in inputs:
         encode = backend.compile(lambda arrays: model.encode(arrays), jit=False, variables_of=model)

@@ -19,8 +19,9 @@ img { max-width: 100%; } code { background: #f2f2f2; padding: 0 .2rem; }
 """
 # What Markdown reads as more than text: anywhere (an underscore where it is not inside a word), and where a paragraph
 # begins.
-_MARKS = re.compile(r"[\\`*<\[~]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)")
-_FIRST = re.compile(r"^(?=[#>+-])|^(\d+)(?=[.)]\s)")
+_MARKS = re.compile(r"[\\`*<\[\]~]|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)")
+_FIRST = re.compile(r"^(?=[#>+-])|^(\d+)(?=[.)](?:\s|$))")
+_CLOSING = re.compile(r"(#+)$")  # at the end of a heading, Markdown leaves them out
 
 
 @dataclass
@@ -57,10 +58,10 @@ class Page:
         self._blocks.append(("picture", (path, about)))
 
     def markdown(self) -> str:
-        parts = [f"# {_plain(self.title)}"]
+        parts = [f"# {_heading(self.title)}"]
         for kind, block in self._blocks:
             if kind == "heading":
-                parts.append(f"## {_plain(block)}")
+                parts.append(f"## {_heading(block)}")
             elif kind == "text":
                 parts.append(_FIRST.sub(r"\1\\", _plain(block)))
             elif kind == "table":
@@ -98,6 +99,15 @@ def _plain(text: str) -> str:
     ein \\<unk> in transformer_post_norm und \\_so\\_ \\&amp; weiter
     """
     return _MARKS.sub(r"\\\g<0>", re.sub(r"\s*[\r\n]\s*", " ", text.strip()))
+
+
+def _heading(text: str) -> str:
+    """The same for a heading.
+
+    >>> print(_heading("C #"))
+    C \\#
+    """
+    return _CLOSING.sub(r"\\\1", _plain(text))
 
 
 def _cell(text: str) -> str:

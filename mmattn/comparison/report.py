@@ -40,9 +40,7 @@ def write_report(
     for paragraph in about:
         page.text(paragraph)
     done = [member for member in members if member.finished]
-    tables: dict[
-        str | None, tuple[str, Callable[[Page, Sequence[Member]], None]]
-    ] = {  # and what each cannot do without
+    tables: dict[str, tuple[str, Callable[[Page, Sequence[Member]], None]]] = {  # and what each cannot do without
         "translator": ("bleu", partial(translation, folder=folder, sources=sources, sentence=sentence)),
         "captioner": ("bleu4", _captions),
         "language_model": ("perplexity", _language),

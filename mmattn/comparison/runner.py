@@ -22,6 +22,7 @@ from mmattn.training.folder import write_json
 GRACE = 180.0  # seconds that a member has for its checkpoint once it is told to stop
 LONGEST = 1800.0  # seconds that one measurement may take
 STATE = "member.json"
+FAILED = (1, 2)  # exit codes of `mmattn train` that say why by themselves
 
 
 class MemberRun:
@@ -40,15 +41,21 @@ class MemberRun:
 
     def __init__(self, name: str, folder: Path, overrides: Sequence[str], config: dict[str, Any]) -> None:
         self.name, self.folder, self.overrides = name, folder, list(overrides)
-        if self.run_folder is not None and not (folder / STATE).exists():
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{name}: {folder} is no folder, and the member's would be there. Take another folder.")
+        try:
+            noted = read_json(folder / STATE)
+        except ValueError as error:
+            raise ValueError(f"{name}: {folder / STATE} is damaged ({error}). Take another folder.") from error
+        if self.run_folder is not None and "config" not in noted:
             raise ValueError(
                 f"{name}: {folder} holds a run, and no {STATE} says with what configuration it was begun. "
                 "Take another folder, or delete this one."
             )
-        self.state: dict[str, Any] = {"minutes": 0.0, "problem": "not started", **read_json(folder / STATE)}
-        begun = self.state.setdefault("config", config)
-        if "run" not in begun:  # begun when it was not noted
-            config = {key: value for key, value in config.items() if key != "run"}
+        self.state: dict[str, Any] = {"minutes": 0.0, "problem": "not started", **noted}
+        if self.run_folder is None:  # whatever was noted, nothing was trained with it
+            self.state.update(config=config, minutes=0.0)
+        begun = self.state["config"]
         if begun != config:
             keys = ", ".join(sorted(_differences(begun, config))[:5])
             raise ValueError(f"{name} was begun in {folder} with another configuration ({keys}). Take another folder.")
@@ -86,7 +93,7 @@ class MemberRun:
         code, late = self._process(command, left, say)
         if self.finished:
             self.state["problem"] = None
-        elif late:
+        elif late and code not in FAILED:
             self.state["problem"] = self._limit(minutes)
         else:
             lines = log.read_bytes()[before:].decode(errors="replace").strip().splitlines()

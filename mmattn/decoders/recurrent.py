@@ -11,7 +11,7 @@ import keras
 from keras import ops
 
 from mmattn.layers import AttentiveStack, TokenEmbedding
-from mmattn.layers.checks import check_ids, check_positive, check_shares
+from mmattn.layers.checks import check_ids, check_positive, check_rows, check_shares
 from mmattn.layers.quantized import KeepsQuantization
 from mmattn.layers.seeds import part_seed
 
@@ -149,6 +149,8 @@ class RecurrentDecoder(KeepsQuantization, keras.layers.Layer):
         training: bool | None = None,
     ) -> Any:
         self._check(token_ids, return_attention_scores)
+        if memory is not None:
+            check_rows(self.name, token_ids=token_ids, memory=memory)
         context, first = self.stack.start(memory, memory_mask, ops.shape(token_ids)[0])
         words = self._embed(token_ids, training)  # (B, T, E)
         readouts, state, weights = self.stack(

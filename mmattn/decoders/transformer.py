@@ -310,4 +310,6 @@ def _rows(memory: Any, batch_size: Any) -> Any:
     """B of what starts."""
     if batch_size is None and memory is None:
         raise ValueError("Without a memory, start needs batch_size, the number of rows. Received None.")
+    if memory is not None and isinstance(batch_size, int) and memory.shape[0] not in (None, batch_size):
+        raise ValueError(f"A memory has batch_size rows. Received {tuple(memory.shape)} and batch_size={batch_size}.")
     return ops.shape(memory)[0] if batch_size is None else batch_size

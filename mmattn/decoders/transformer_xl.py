@@ -145,7 +145,7 @@ class TransformerXLDecoder(TransformerDecoder):
         """
         if state is None:
             return super().start(memory, memory_mask, max_length, batch_size)
-        hidden, _, mask = self._past(state, batch_size=batch_size)
+        hidden, _, mask = self._past(state, batch_size=batch_size, memory=memory)
         rows = ops.shape(state["lengths"])[0]
         pairs = [
             block.start(memory, memory_mask, rows, max_length, past, mask)
@@ -154,7 +154,7 @@ class TransformerXLDecoder(TransformerDecoder):
         return [context for context, _ in pairs], [cache for _, cache in pairs]
 
     def _past(
-        self, state: Any, reset: Any = None, token_ids: Any = None, batch_size: Any = None
+        self, state: Any, reset: Any = None, token_ids: Any = None, batch_size: Any = None, memory: Any = None
     ) -> tuple[list[Any], Any, Any]:
         """For each layer what it was given before, how many of that are real `(B,)`, and which `(B, M)`."""
         if state is None:
@@ -170,7 +170,12 @@ class TransformerXLDecoder(TransformerDecoder):
                 f"Received {[tuple(array.shape) for array in hidden]}."
             )
         reset = None if reset is None else ops.convert_to_tensor(reset)
-        arrays = {"token_ids": token_ids, "lengths": lengths, "reset": reset}
+        if any(len(array.shape) != 1 for array in (lengths, reset) if array is not None):
+            raise ValueError(
+                f"{self.name} takes lengths and reset (B,), one of each row. Received lengths {tuple(lengths.shape)}, "
+                f"reset {None if reset is None else tuple(reset.shape)}."
+            )
+        arrays = {"token_ids": token_ids, "lengths": lengths, "reset": reset, "memory": memory}
         arrays |= {f"hidden[{i}]": array for i, array in enumerate(hidden)}
         rows = {name: array.shape[0] for name, array in arrays.items() if array is not None}
         if isinstance(batch_size, int):

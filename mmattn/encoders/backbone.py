@@ -16,7 +16,7 @@ from keras import ops
 
 from mmattn.encoders.pixels import check_pixel_range
 from mmattn.layers import LearnedPositions, TransformerEncoderBlock
-from mmattn.layers.checks import check_heads, check_positive, check_shares
+from mmattn.layers.checks import check_dict, check_heads, check_positive, check_shares
 from mmattn.layers.quantized import KeepsQuantization
 from mmattn.layers.seeds import part_seed
 
@@ -137,6 +137,7 @@ class BackboneEncoder(KeepsQuantization, keras.layers.Layer):
         return x, ops.ones(ops.shape(x)[:2], dtype="bool")
 
     def _features(self, inputs: dict[str, Any]) -> Any:
+        check_dict(self.name, inputs)
         given = [name for name in ("pixels", "features") if name in inputs]
         if len(given) != 1:
             raise ValueError(f'inputs holds either "pixels" or "features". Received {sorted(inputs)}.')

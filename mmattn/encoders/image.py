@@ -10,7 +10,7 @@ from keras import ops
 
 from mmattn.encoders.pixels import check_pixel_range
 from mmattn.layers import GridSinusoids, LearnedPositions, PatchEmbedding, TransformerEncoderBlock
-from mmattn.layers.checks import check_heads, check_positive, check_shares
+from mmattn.layers.checks import check_dict, check_heads, check_positive, check_shares
 from mmattn.layers.quantized import KeepsQuantization
 from mmattn.layers.seeds import part_seed
 
@@ -138,6 +138,7 @@ class VisionTransformer(KeepsQuantization, keras.layers.Layer):
             layer.build(width)
 
     def call(self, inputs: dict[str, Any], training: bool | None = None) -> tuple[Any, Any]:
+        check_dict(self.name, inputs, "pixels")
         pixels = inputs["pixels"]
         if tuple(pixels.shape[1:3]) != self.image_size:
             raise ValueError(

@@ -10,7 +10,7 @@ from keras import ops
 from mmattn.encoders.text import PAD
 from mmattn.layers import TokenEmbedding
 from mmattn.layers.checks import check_positive, check_shares, checked_source
-from mmattn.layers.recurrent_stack import CELLS, check_cell
+from mmattn.layers.recurrent_stack import CELLS, check_cell, unread_zeros
 from mmattn.layers.seeds import part_seed
 
 
@@ -149,7 +149,7 @@ class RecurrentEncoder(keras.layers.Layer):
             return layer(x, mask=mask, training=training)
         batch, length = ops.shape(x)[:2]
         places = (length,) if layer.return_sequences else ()
-        return ops.zeros((batch, *places, self.hidden_dim), dtype=self.compute_dtype)
+        return unread_zeros((batch, *places, self.hidden_dim), self.compute_dtype, [*layer.trainable_weights, x])
 
     def compute_output_spec(self, inputs: dict[str, Any], training: bool | None = None) -> tuple[Any, Any]:
         batch, length = checked_source(self.name, inputs).shape

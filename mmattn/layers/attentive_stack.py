@@ -11,9 +11,10 @@ import keras
 from keras import ops
 
 from mmattn import backend
+from mmattn.layers.checks import check_rows
 from mmattn.layers.masks import mean_of_real
 from mmattn.layers.quantized import KeepsQuantization
-from mmattn.layers.recurrent_stack import RecurrentStack
+from mmattn.layers.recurrent_stack import RecurrentStack, unread_zeros
 from mmattn.layers.seeds import part_seed
 from mmattn.layers.single_head import AdditiveAttention, MultiplicativeAttention
 
@@ -156,11 +157,12 @@ class AttentiveStack(KeepsQuantization, keras.layers.Layer):
         self._check_state(state, words.shape[0])
         if 0 in words.shape[:2]:  # no place to begin with
             batch, length = ops.shape(words)[:2]
+            unread = [*self.trainable_weights, words, *keras.tree.flatten(context)]
             weights = None
             if self.asking is not None:
                 sources = ops.shape(context["attention"]["keys"])[1]
                 weights = ops.zeros((batch, length, sources), dtype=self.compute_dtype)
-            return ops.zeros((batch, length, self.hidden_dim), dtype=self.compute_dtype), state, weights
+            return unread_zeros((batch, length, self.hidden_dim), self.compute_dtype, unread), state, weights
         if self.asking is not None and self.is_fed:
             return self._by_places(words, context, state, bool(training))
         inputs, fed, weights = words, None, None
@@ -177,6 +179,9 @@ class AttentiveStack(KeepsQuantization, keras.layers.Layer):
 
     def step(self, word: Any, context: Any, state: Any) -> tuple[Any, Any]:
         """One place: `(B, E)` in, the readout `(B, D)` and the state out."""
+        self._check_state(state, word.shape[0])
+        if "mean" in context:
+            check_rows(self.name, word=word, memory=context["mean"])
         read, state, _ = self._advance(word, context, state)
         return self._read(read), state
 

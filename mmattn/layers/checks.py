@@ -58,6 +58,32 @@ def check_grouped(num_heads: int, num_key_value_heads: int | None) -> None:
         )
 
 
+def check_rows(owner: str, **arrays: Any) -> None:
+    """Refuses arrays whose rows do not belong together: some operations would spread one row over all.
+
+    >>> import numpy as np
+    >>> check_rows("layer", inputs=np.zeros((2, 3)), memory=np.zeros((1, 5)))
+    Traceback (most recent call last):
+    ValueError: layer: what belongs together has one batch B. Received inputs (2, 3), memory (1, 5).
+    """
+    if len({array.shape[0] for array in arrays.values()} - {None}) > 1:
+        shapes = ", ".join(f"{name} {tuple(array.shape)}" for name, array in arrays.items())
+        raise ValueError(f"{owner}: what belongs together has one batch B. Received {shapes}.")
+
+
+def check_dict(owner: str, inputs: Any, *names: str) -> None:
+    """Refuses what is no dict, or lacks one of its arrays.
+
+    >>> check_dict("model", {"source": 1}, "source_ids", "target_ids")
+    Traceback (most recent call last):
+    ValueError: model reads a dict with "source_ids", "target_ids". Received one of: source.
+    """
+    if not hasattr(inputs, "keys") or any(name not in inputs for name in names):
+        got = f"one of: {', '.join(sorted(inputs))}" if hasattr(inputs, "keys") else f"a {type(inputs).__name__}"
+        wanted = " with " + ", ".join(f'"{name}"' for name in names) if names else ""
+        raise ValueError(f"{owner} reads a dict{wanted}. Received {got}.")
+
+
 def check_ids(owner: str, ids: Any, name: str, ranks: tuple[int, ...] = (2,)) -> None:
     """Refuses token ids that are no whole numbers, or of another rank.
 
@@ -74,15 +100,8 @@ def check_ids(owner: str, ids: Any, name: str, ranks: tuple[int, ...] = (2,)) ->
 
 
 def checked_source(owner: str, inputs: Any) -> Any:
-    """The token ids `(B, S)` that a text encoder reads.
-
-    >>> checked_source("encoder", {"source": [[3, 4]]})
-    Traceback (most recent call last):
-    ValueError: encoder reads "source_ids" (B, S) of a dict. Received a dict of source.
-    """
-    if not hasattr(inputs, "keys") or "source_ids" not in inputs:
-        got = f"a dict of {', '.join(sorted(inputs))}" if hasattr(inputs, "keys") else f"a {type(inputs).__name__}"
-        raise ValueError(f'{owner} reads "source_ids" (B, S) of a dict. Received {got}.')
+    """The token ids `(B, S)` that a text encoder reads."""
+    check_dict(owner, inputs, "source_ids")
     check_ids(owner, inputs["source_ids"], "source_ids")
     return inputs["source_ids"]
 

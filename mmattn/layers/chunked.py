@@ -62,7 +62,8 @@ def chunked(
         key: `(B, G, S, K)`.
         value: `(B, G, S, V)`.
         rate: share of the weights dropped; `seed`, two whole numbers, says which.
-        sizes: C and N; by default such that a block has about a million weights, more where R S is over 65,536.
+        sizes: C and N; by default such that a block has about a million weights, or more: at least 64 // R queries are
+            together, and 16.
     """
     passes = _Passes(query, key, value, sight, scoring, rate, sizes)
     output, *sees = backend.with_gradient(passes.forward, passes.backward, query, key, value, *sight.arrays(), seed)

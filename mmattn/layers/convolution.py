@@ -100,7 +100,7 @@ class WeightNormConvolution(keras.layers.Layer):
     def call(self, inputs: Any, mask: Any = None) -> Any:
         inputs = ops.convert_to_tensor(inputs)
         if mask is not None:
-            mask = check_padding(mask, inputs.shape[1], "mask")
+            mask = check_padding(mask, tuple(inputs.shape[:2]), "mask")
             inputs = ops.where(mask[..., None], inputs, ops.zeros((), inputs.dtype))
         if self.kernel_size == 1:
             few = len(inputs.shape) == 2

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from mmattn.layers.attention import MultiHeadAttention
+from mmattn.layers.checks import check_rows
 from mmattn.layers.dot_product import explicit, guarded
 from mmattn.layers.masks import check_padding
 from mmattn.layers.sight import Sight
@@ -61,7 +62,7 @@ class CrossAttention(MultiHeadAttention):
         if memory_mask is None:
             memory_mask = getattr(memory, "_keras_mask", None)
         if memory_mask is not None:
-            memory_mask = check_padding(memory_mask, memory.shape[1], "memory_mask")
+            memory_mask = check_padding(memory_mask, tuple(memory.shape[:2]), "memory_mask")
         keys, values = self.project_memory(memory, memory)
         if memory_mask is not None:
             keys, values = guarded(keys, values)
@@ -69,6 +70,7 @@ class CrossAttention(MultiHeadAttention):
 
     def step(self, inputs: Any, context: dict[str, Any]) -> Any:
         """Attends from one position's input `(B, D)` to the whole memory; returns `(B, D)`."""
+        check_rows(self.name, inputs=inputs, keys=context["keys"])
         row = inputs[:, None, :]
         sight = Sight(1, context["keys"].shape[2], keys=context["mask"])
         query = self._project_query(row)

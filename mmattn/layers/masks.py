@@ -205,12 +205,12 @@ def check_boolean(mask: Any, about: str = "", what: str = "An attention mask is 
     return mask if dtype == "bool" else ops.cast(mask, "bool")
 
 
-def check_padding(mask: Any, positions: Any, name: str) -> Any:
+def check_padding(mask: Any, shape: tuple[int | None, ...], name: str) -> Any:
     """Brings a padding mask to boolean `(B | 1, ..)`, or refuses it in words.
 
     Args:
         mask: boolean, or whole numbers of which 0 means padding.
-        positions: how many it speaks of, where known, or the shape of all axes, the batch included.
+        shape: of what it speaks of, the batch first; None where a size is not known.
         name: what the message calls it.
 
     Raises:
@@ -218,13 +218,12 @@ def check_padding(mask: Any, positions: Any, name: str) -> Any:
     """
     mask = check_boolean(mask, what=f"{name} is boolean, True = real")
     received = tuple(mask.shape)
-    wanted = tuple(positions) if isinstance(positions, (list, tuple)) else (None, positions)
-    fits = len(received) == len(wanted) and all(
-        None in pair or pair[0] == pair[1] for pair in zip(received[1:], wanted[1:], strict=True)
+    fits = len(received) == len(shape) and all(
+        None in pair or pair[0] == pair[1] for pair in zip(received[1:], shape[1:], strict=True)
     )
-    if not fits or (None not in (received[0], wanted[0]) and received[0] not in (1, wanted[0])):
-        sizes = ", ".join("length" if size is None else str(size) for size in wanted[1:])
-        batch = "" if wanted[0] is None else f" with B={wanted[0]}"
+    if not fits or (None not in (received[0], shape[0]) and received[0] not in (1, shape[0])):
+        sizes = ", ".join("length" if size is None else str(size) for size in shape[1:])
+        batch = "" if shape[0] is None else f" with B={shape[0]}"
         raise ValueError(f"{name} has the shape (B, {sizes}){batch}. Received {received}.")
     return mask
 
@@ -249,7 +248,7 @@ def mean_of_real(memory: Any, mask: Any = None) -> Any:
         return ops.mean(memory, axis=1)
     if mask is None:
         mask = ops.ones(ops.shape(memory)[:2], "bool")
-    real = check_padding(mask, memory.shape[1], "memory_mask")[..., None]
+    real = check_padding(mask, tuple(memory.shape[:2]), "memory_mask")[..., None]
     wide = keras.backend.result_type(memory.dtype, "float32")
     count = ops.maximum(ops.sum(ops.cast(real, wide), axis=1), 1.0)
     total = ops.sum(ops.cast(ops.where(real, memory, ops.zeros((), memory.dtype)), wide), axis=1)

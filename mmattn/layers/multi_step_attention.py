@@ -96,6 +96,12 @@ class MultiStepAttention(KeepsQuantization, keras.layers.Layer):
         return self._joined(inputs, self.attention.step(self._query(inputs, embeddings), context))
 
     def _query(self, inputs: Any, embeddings: Any) -> Any:
+        places = [tuple(array.shape[:-1]) for array in (inputs, embeddings)]
+        if any(None not in pair and pair[0] != pair[1] for pair in zip(*places, strict=False)):
+            raise ValueError(
+                f"{self.name}: inputs and embeddings are of the same places. Received {tuple(inputs.shape)} and "
+                f"{tuple(embeddings.shape)}."
+            )
         return (self.query(inputs) + embeddings) * HALF
 
     def _joined(self, inputs: Any, found: Any) -> Any:
@@ -132,7 +138,7 @@ def sources(outputs: Any, embeddings: Any, num_layers: int, memory_mask: Any = N
         S-th of their variance. Where places are not real, both are zeros.
     """
     if memory_mask is not None:
-        memory_mask = check_padding(memory_mask, outputs.shape[1], "memory_mask")
+        memory_mask = check_padding(memory_mask, tuple(outputs.shape[:2]), "memory_mask")
         outputs, embeddings = (
             None if a is None else ops.where(memory_mask[..., None], a, ops.zeros((), a.dtype))
             for a in (outputs, embeddings)

@@ -5,6 +5,7 @@ Shapes: B batch, T length, D the layers' width.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -25,6 +26,16 @@ def check_cell(cell: str) -> None:
     """
     if cell not in CELLS:
         raise ValueError(f"cell is one of {', '.join(CELLS)}. Received {cell!r}.")
+
+
+def unread_zeros(shape: Any, dtype: str, unread: Iterable[Any]) -> Any:
+    """Zeros in place of what weights and arrays would make of no place at all; their slopes are zeros and not None."""
+    zeros = ops.zeros(shape, dtype=dtype)
+    for array in unread:
+        if array is not None and keras.backend.is_float_dtype(keras.backend.standardize_dtype(array.dtype)):
+            nothing = ops.reshape(ops.convert_to_tensor(array), (-1,))[:0]
+            zeros = zeros + ops.cast(ops.sum(nothing), dtype)
+    return zeros
 
 
 @keras.saving.register_keras_serializable(package="mmattn")
@@ -110,7 +121,8 @@ class RecurrentStack(keras.layers.Layer):
 
     def call(self, inputs: Any, states: Any, training: bool | None = None) -> tuple[Any, Any]:
         if 0 in inputs.shape[:2]:  # no place to begin with: Keras' layers need one
-            return ops.zeros((*ops.shape(inputs)[:2], self.hidden_dim), dtype=self.compute_dtype), states
+            shape = (*ops.shape(inputs)[:2], self.hidden_dim)
+            return unread_zeros(shape, self.compute_dtype, [*self.trainable_weights, inputs]), states
         after = []
         for i, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
             if i:

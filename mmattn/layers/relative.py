@@ -209,7 +209,7 @@ def _shifted(products: Any, sight: Sight) -> Any:
     if isinstance(targets, int) and targets == 1:
         return products
     if isinstance(targets, int) and targets == 0:
-        return ops.zeros((batch, heads, 0, sight.sources), products.dtype)
+        return ops.zeros((batch, heads, 0, sight.sources), products.dtype) + ops.sum(products)  # which has slopes
     flat = ops.pad(products, [(0, 0), (0, 0), (0, 0), (0, 1)])
     flat = ops.reshape(flat, (batch, heads, targets * (distances + 1)))
     cut = flat[:, :, targets - 1 : targets - 1 + targets * distances]

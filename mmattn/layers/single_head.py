@@ -13,7 +13,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from mmattn.layers.checks import check_positive
+from mmattn.layers.checks import check_positive, check_rows
 from mmattn.layers.dot_product import HIDDEN, Scoring, softmax, wide_of
 from mmattn.layers.masks import check_padding
 from mmattn.layers.quantized import KeepsQuantization
@@ -78,7 +78,7 @@ class SingleHeadAttention(KeepsQuantization, keras.layers.Layer):
             memory_mask = getattr(memory, "_keras_mask", None)
         memory, value = (None if a is None else self._array(a) for a in (memory, value))
         if memory_mask is not None:
-            memory_mask = check_padding(memory_mask, memory.shape[1], "memory_mask")
+            memory_mask = check_padding(memory_mask, tuple(memory.shape[:2]), "memory_mask")
             real = memory_mask[..., None]
             memory, value = (None if a is None else ops.where(real, a, ops.zeros((), a.dtype)) for a in (memory, value))
         return {"keys": self.keys(memory), "values": memory if value is None else value, "mask": memory_mask}
@@ -91,11 +91,7 @@ class SingleHeadAttention(KeepsQuantization, keras.layers.Layer):
     def attend(self, inputs: Any, context: dict[str, Any]) -> tuple[Any, Any]:
         """What the queries `(B, T, D)` find in what `start` gave: `(B, T, V)`, and the weights `(B, T, S)`."""
         values, mask = context["values"], context["mask"]
-        if None not in (inputs.shape[0], values.shape[0]) and inputs.shape[0] != values.shape[0]:
-            raise ValueError(
-                f"{self.name}: each row of the inputs looks at its own row of the memory, so they have one batch B. "
-                f"Received inputs {tuple(inputs.shape)} and values {tuple(values.shape)}."
-            )
+        check_rows(self.name, inputs=inputs, keys=context["keys"], values=values)
         scores = self.scores(inputs, context["keys"])
         scores = ops.cast(scores, wide_of(scores.dtype))
         if mask is None:

@@ -141,7 +141,7 @@ def test_a_shared_table_is_one_variable_and_survives_saving(share, tmp_path):
         (lambda: ConvolutionalEncoder(V, D, 1, positions="rotary"), "one of none, sinusoidal, learned"),
         (lambda: ConvolutionalEncoder(V, D, 1, positions="learned"), "needs max_length"),
         (lambda: made(positions="learned", max_length=5)({"source_ids": SOURCE}), "knows 5 positions; .* has 6"),
-        (lambda: made()({"target_ids": SOURCE}), 'reads "source_ids"'),
+        (lambda: made()({"target_ids": SOURCE}), 'reads a dict with "source_ids"'),
         (lambda: made().share_embedding(ConvolutionalDecoder(V, D, 1, embedding_dim=F).token_embedding), "of its own"),
         (
             lambda: EncoderDecoder(ConvolutionalEncoder(V, D, 1), ConvolutionalDecoder(V, D, 1, embedding_dim=F), True),

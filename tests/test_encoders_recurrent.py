@@ -169,7 +169,7 @@ def test_any_decoder_may_look_at_it_and_share_its_table(options, tmp_path):
         (lambda: RecurrentEncoder(12, 8, 0), "num_layers=0"),
         (lambda: RecurrentEncoder(12, 8, 1, embedding_dim=0), "embedding_dim=0"),
         (lambda: RecurrentEncoder(12, 8, 1, dropout=1.0), "dropout is a share"),
-        (lambda: made()({"ids": IDS}), 'reads "source_ids"'),
+        (lambda: made()({"ids": IDS}), 'reads a dict with "source_ids"'),
         (
             lambda: EncoderDecoder(RecurrentEncoder(12, 8, 1), RecurrentDecoder(12, 8, 1, embedding_dim=4), True),
             r"The encoder has \(12, 8\), the decoder \(12, 4\)",

@@ -150,7 +150,7 @@ def test_a_batch_of_places_trains_as_the_padded_batch_does():
         (lambda: TextEncoder(20, 16, 1, 2, positions="relative"), "'relative'"),
         (lambda: EncoderDecoder(TextEncoder(21, **SIZES), TransformerDecoder(20, **SIZES), True),
          r"one vocabulary_size and hidden_dim. The encoder has \(21, 16\), the decoder \(20, 16\)"),
-        (lambda: translator()({"target_ids": TARGET}), 'reads "source_ids"'),
+        (lambda: translator()({"target_ids": TARGET}), 'reads a dict with "source_ids"'),
         (lambda: translator()({"source_ids": SOURCE}), 'reads a dict with "target_ids"'),
         (lambda: EncoderDecoder(keras.layers.Dense(2), TransformerDecoder(20, **SIZES), True), "an encoder of tokens"),
     ],

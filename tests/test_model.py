@@ -291,7 +291,7 @@ def test_rows_of_another_number_are_refused_in_steps_and_by_decoders_alone():
             decoder(ids, memory)
         context, state = decoder.start(memory, None, 4)
         if context:  # it is the memory that has other rows; without one, the state
-            state = keras.tree.map_structure(lambda a: np.repeat(a, 3, axis=0), state)
+            state = keras.tree.map_structure(lambda a: ops.repeat(a, 3, axis=0), state)
         with pytest.raises(ValueError, match=r"one batch B|for the same rows"):
             decoder.step(ids[:, 0], 0, context, state)
     transformer = TransformerDecoder(12, num_heads=2, **sizes)

@@ -246,14 +246,14 @@ def _kind(run: MemberRun) -> str | None:
 def _report(config: dict[str, Any], runs: list[MemberRun], folder: Path, command: str) -> Path:
     members = [_member(run) for run in runs]
     first = next((member for member in members if member.finished and member.kind == "translator"), None)
-    about = [*([config["about"]] if config["about"] else []), f"Made by: {command}"]
+    about = [config["about"]] if config["about"] else []
     sources = None
     if first is not None:
         try:
             sources = _sources(first)
         except ConfigProblem as error:  # the data may have moved since it was trained
             about.append(f"Left out: BLEU by length of the source, which needs the test split. {first_line(error)}")
-    return write_report(folder, config["title"], members, sources, config["sentence"], about)
+    return write_report(folder, config["title"], members, sources, config["sentence"], about, command)
 
 
 def _sources(member: Member) -> dict[str, str]:

@@ -102,6 +102,7 @@ def compose(name: str, overrides: Sequence[str], folders: Sequence[str] = ()) ->
         ConfigProblem: an unknown key or group, or text that is no override.
     """
     _resolvers()
+    override_keys(overrides)
     places = [_quoted(f"file://{Path(folder).resolve()}") for folder in folders]
     search = [f"hydra.searchpath=[{','.join(places)}]"] if places else []
     GlobalHydra.instance().clear()
@@ -127,10 +128,14 @@ def group_keys(group: str) -> set[str]:
 
 def override_keys(overrides: Sequence[str]) -> list[str]:
     """The keys that overrides set; raises ConfigProblem for text that is no override."""
-    try:
-        return [o.key_or_group for o in OverridesParser.create().parse_overrides(list(overrides))]
-    except HydraException as error:
-        raise ConfigProblem([first_line(error)]) from error
+    parser, keys = OverridesParser.create(), []
+    for override in overrides:
+        try:
+            keys.append(parser.parse_override(override).key_or_group)
+        except HydraException as error:
+            rule = "A value with = , : or brackets of its own wants quotes inside of those of the shell: \"key='a=b'\"."
+            raise ConfigProblem([f"{override}: no setting such as key=value ({first_line(error)}). {rule}"]) from error
+    return keys
 
 
 def resolve(cfg: DictConfig) -> dict[str, Any]:

@@ -45,7 +45,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def diversify(options: argparse.Namespace) -> int:
     """Makes the pairs and writes them."""
-    options.output.mkdir(parents=True, exist_ok=True)  # before hours of work
+    place = next(path for path in (options.output, *options.output.parents) if path.exists())
+    if not place.is_dir():  # said before hours of work
+        raise ValueError(f"--output {options.output}: no folder can be made there, {place} is a file.")
     cut = _segmenter(options.codes)
     source = ParallelSource(options.source, options.target)
     pairs = [(source[index]["source"], source[index]["targets"][0]) for index in range(len(source))]
@@ -61,6 +63,7 @@ def diversify(options: argparse.Namespace) -> int:
         kept = [pair for pair in several if fits(pair, known)]
         print(f"{name}: {len(kept):,} of {len(pairs):,} made pairs", flush=True)
         chosen += kept
+    options.output.mkdir(parents=True, exist_ok=True)
     for name, side in (("source", 0), ("target", 1)):
         write_text(options.output / f"train.{name}", "".join(f"{pair[side]}\n" for pair in chosen))
     print(f"{options.output}: {len(chosen):,} pairs")

@@ -57,7 +57,9 @@ def find_bundle(name_or_folder: str | os.PathLike[str] | None = None, kind: str 
         for path in shipped.values():
             if read_info(path)["kind"] == kind:
                 return path
-        raise BundleError(f"No bundle of {KINDS[kind].name} is shipped with this installation: give the folder of one")
+        raise BundleError(
+            f"No bundle of {KINDS[kind].name} is shipped with this installation: give the folder of one (--bundle)"
+        )
     path = Path(name_or_folder)
     if os.path.isdir(path):  # not Path.is_dir, which raises for a name that is too long
         return path

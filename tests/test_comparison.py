@@ -489,6 +489,7 @@ def test_texts_of_a_report_are_no_markdown(tmp_path: Path) -> None:
     for text in ("- no\nlist, `x`", "1. no list", "1.", "a <b> *c* _d_ __e__ f_g \\ [h](i) ~~j~~ &amp; k|l & m; -1.5"):
         page.text(text)
     page.table(("model|s", "-"), [("ein <unk> * x *", "-1.50"), ("a\nb", "1 < 2")])
+    page.code("mmattn compare 'only=[a_b]' `x`", "Made by")
     page.picture(tmp_path / "a_b_.png", "of *d*")
     assert page.markdown().split("\n\n") == [
         "# # A \\<b> \\#",
@@ -498,6 +499,7 @@ def test_texts_of_a_report_are_no_markdown(tmp_path: Path) -> None:
         "1\\.",
         r"a \<b> \*c\* \_d\_ \_\_e\_\_ f_g \\ \[h\](i) \~\~j\~\~ \&amp; k|l & m; -1.5",
         "| model\\|s | - |\n| --- | ---: |\n| ein \\<unk> \\* x \\* | -1.50 |\n| a b | 1 \\< 2 |",
+        "Made by `` mmattn compare 'only=[a_b]' `x` ``",
         "![of \\*d\\*](a_b_.png)\n",
     ]
 
@@ -575,6 +577,11 @@ def test_a_sentence_has_an_alignment_where_the_model_has_attention(tmp_path: Pat
     size = Tokenizer.train(["a red circle", "un cercle rouge"] * 9, vocabulary_size=32, shrink=True).vocabulary_size
     without = _bundle(tmp_path / "b", decoder=RecurrentDecoder(size, 8, num_layers=1, attention=None))
     assert translated(Translator.load(without.folder), "un cercle").keys() == {"translation"}
+    long = subprocess.run(
+        [INTERPRETER, "-m", "mmattn.comparison.sentence", str(without.folder), "un cercle " * 40],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(long.stdout)["problem"].endswith("sentence by sentence")
 
 
 def _comparison(folder: Path, members: dict[str, list[str]]) -> str:
@@ -609,6 +616,8 @@ def test_every_fault_of_a_comparison_is_said_before_anything_starts(
     (tmp_path / "closed" / "lock").mkdir(parents=True)
     assert compare.main([good, "comparison=mine", f"folder={tmp_path}/closed"]) == 1
     assert f"Nothing can be written into {tmp_path}/closed. " in capsys.readouterr().err
+    assert compare.main([option, "comparison=mine", "members=[a.b=1]"]) == 2
+    assert "members=[a.b=1]: no setting such as key=value (" in capsys.readouterr().err
     assert compare.main([option, "comparison=mine", "costs.lengths=8"]) == 2
     assert "costs.lengths is a list" in capsys.readouterr().err
     assert compare.main([option, "comparison=mine", "only=[c]"]) == 2

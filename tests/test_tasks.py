@@ -345,6 +345,9 @@ def test_what_pairs_cannot_be_made_of_is_refused_in_words(tmp_path, capsys):
         said = capsys.readouterr().err
         assert said.startswith("mmattn: ") and words in said and "Traceback" not in said
     assert not (tmp_path / "o").exists()
+    models[-1] = str(tmp_path / "a" / "o")
+    assert diversify.main(["--source", str(tmp_path / "a"), "--target", str(tmp_path / "a"), *models]) == 1
+    assert f"{tmp_path}/a is a file" in capsys.readouterr().err
 
 
 def test_the_mark_of_subwords_is_taken_out_of_references_before_scoring():

@@ -243,7 +243,9 @@ def test_run_without_a_readable_checkpoint_is_refused(tmp_path):
     Run(tmp_path / "run").run(kill_at=3)
     for path in CheckpointFolder(tmp_path / "run" / "checkpoints").files():
         path.write_bytes(b"no")
-    with pytest.raises(CheckpointError, match=r"None of the 2 checkpoints in .* can be read"):
+    with pytest.raises(
+        CheckpointError, match=r"No checkpoint in .* can be read \(step-.*npz\.damaged\)\. Start a new run"
+    ):
         Run(tmp_path / "run").run()
 
 
@@ -517,3 +519,17 @@ def test_a_stop_while_the_stream_is_being_read_ahead_is_a_stop(tmp_path, several
     with pytest.raises(Interrupted):
         run.run()
     assert newest(tmp_path / "run")[1]["step"] == 3
+
+
+def test_a_run_whose_checkpoints_were_damaged_does_not_begin_again_unasked(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    assert folder.latest() is None
+    path = folder.save({}, 3, {})
+    path.write_bytes(b"no")
+    said: list[str] = []
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"\(step-00000003\.npz\.damaged\)\. Start a new run"):
+            CheckpointFolder(tmp_path).latest(said.append)
+    assert len(said) == 1 and "the checkpoint before it" not in said[0]
+    (tmp_path / "step-00000003.npz.damaged").unlink()
+    assert folder.latest() is None

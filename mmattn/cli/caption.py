@@ -14,7 +14,7 @@ from mmattn.cli.photos import PICTURE, add_photos, check_photos, each_photo
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    add_photos(parser, "described")
+    add_photos(parser, "described", "a model's folder, or the name of a shipped one (default: the shipped one)")
     add = parser.add_argument
     add("--beams", type=count, metavar="N", help="width of the beam search (default: the bundle's)")
     add("--nbest", type=count, default=1, metavar="N", help="N lines a photo, best first, with the score in column 3")

@@ -12,7 +12,7 @@ from mmattn.cli.photos import add_photos, check_photos, each_photo
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    add_photos(parser, "classified")
+    add_photos(parser, "classified", "a model's folder, such as RUN/bundle")
     text = "the N likeliest classes of each photo, a line each, likeliest first"
     parser.add_argument("--nbest", type=count, default=1, metavar="N", help=text)
 

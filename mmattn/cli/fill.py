@@ -13,9 +13,14 @@ from mmattn.cli.rendering import one_line
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     add = parser.add_argument
-    add("sentences", nargs="+", metavar="SENTENCE", help="a sentence with [MASK] where a word is missing")
+    add(
+        "sentences",
+        nargs="+",
+        metavar="SENTENCE",
+        help="a sentence with [MASK] where a token is missing, which is a word or a piece of one",
+    )
     add("--bundle", metavar="B", help="a model's folder, such as RUN/bundle, or the name of a shipped one")
-    text = "instead the N likeliest words: number of the sentence, of its mask, word, probability"
+    text = "the N likeliest tokens, words or pieces of one, instead: number of sentence and mask, token, probability"
     add("--nbest", type=count, metavar="N", help=text)
     add("--json", action="store_true", help="one JSON object a line, failures included")
     add("--batch-size", type=count, default=32, metavar="N", help="sentences filled in at once (default: 32)")

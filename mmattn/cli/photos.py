@@ -17,11 +17,11 @@ PICTURE = ".attention.png"
 _MOST_STDIN_BYTES = 256 * 2**20
 
 
-def add_photos(parser: argparse.ArgumentParser, done: str) -> None:
-    """The photos and their options. `done`: what is done to them, in a word."""
+def add_photos(parser: argparse.ArgumentParser, done: str, bundle: str) -> None:
+    """The photos and their options. `done`: what is done to them, in a word; `bundle`: what is said of --bundle."""
     add = parser.add_argument
     add("photos", nargs="+", metavar="PHOTO", help="an image file, a folder, a pattern, or - for standard input")
-    add("--bundle", metavar="B", help="a model's folder, or the name of a shipped one (default: the shipped one)")
+    add("--bundle", metavar="B", help=bundle)
     add("--json", action="store_true", help="one JSON object a line instead, failures included")
     add("--batch-size", type=count, default=16, metavar="N", help=f"photos {done} at once (default: 16)")
 

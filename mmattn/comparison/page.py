@@ -49,6 +49,10 @@ class Page:
     def text(self, text: str) -> None:
         self._blocks.append(("text", text))
 
+    def code(self, text: str, before: str = "") -> None:
+        """What can be copied, such as a command, and words before it."""
+        self._blocks.append(("code", (before, text)))
+
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: bool = True) -> None:
         """`numbers`: all columns but the first hold numbers, which stand at the right."""
         self._blocks.append(("table", (tuple(columns), [tuple(row) for row in rows], numbers)))
@@ -64,6 +68,9 @@ class Page:
                 parts.append(f"## {_heading(block)}")
             elif kind == "text":
                 parts.append(_FIRST.sub(r"\1\\", _plain(block)))
+            elif kind == "code":
+                fence = "`" * (1 + max(map(len, re.findall("`+", block[1])), default=0))
+                parts.append(f"{_plain(block[0])} {fence} {block[1]} {fence}".lstrip())
             elif kind == "table":
                 columns, rows, numbers = block
                 rule = ("---", *["---:" if numbers else "---"] * (len(columns) - 1))
@@ -80,6 +87,8 @@ class Page:
             if kind in ("heading", "text"):
                 tag = "h2" if kind == "heading" else "p"
                 parts.append(f"<{tag}>{html.escape(block)}</{tag}>")
+            elif kind == "code":
+                parts.append(f"<p>{html.escape(block[0])} <code>{html.escape(block[1])}</code></p>")
             elif kind == "table":
                 columns, rows, numbers = block
                 lines = [_row("th", columns), *(_row("td", row) for row in rows)]

@@ -72,6 +72,8 @@ def growth(path: Path, members: Sequence[Member]) -> bool:
     if not measured:
         return False
 
+    lengths = sorted({entry["length"] for member in measured for entry in member.costs["lengths"]})
+
     def draw(figure: Any) -> None:
         for axes, (key, label, factor) in zip(figure.subplots(2, 2).flat, GROWTH, strict=True):
             for member, colour in zip(measured, _colours(len(measured)), strict=True):
@@ -80,6 +82,9 @@ def growth(path: Path, members: Sequence[Member]) -> bool:
                     axes.plot(*zip(*found, strict=True), marker="o", markersize=3, label=member.name, color=colour)
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
+            axes.set_xticks(lengths, map(str, lengths))
+            axes.minorticks_off()
+            axes.yaxis.set_major_formatter("{x:g}")
             axes.set_xlabel("tokens a side")
             axes.set_title(label)
             axes.grid(alpha=0.3)

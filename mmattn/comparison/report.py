@@ -21,6 +21,7 @@ def write_report(
     sources: Mapping[str, str] | None = None,
     sentence: str | None = None,
     about: Sequence[str] = (),
+    command: str | None = None,
 ) -> Path:
     """Writes what there is so far; a member without results is named with its reason.
 
@@ -30,7 +31,8 @@ def write_report(
         members: in the order of the table.
         sources: the test split's sources by id, for translators: BLEU by length needs them.
         sentence: a source whose translations and alignments are shown, of members that have them; None shows none.
-        about: paragraphs to begin with: the data, the command.
+        about: paragraphs to begin with, such as the data.
+        command: that made the report.
 
     Returns:
         the path of report.md.
@@ -39,6 +41,8 @@ def write_report(
     page = Page(title)
     for paragraph in about:
         page.text(paragraph)
+    if command:
+        page.code(command, "Made by")
     done = [member for member in members if member.finished]
     tables: dict[str, tuple[str, Callable[[Page, Sequence[Member]], None]]] = {  # and what each cannot do without
         "translator": ("bleu", partial(translation, folder=folder, sources=sources, sentence=sentence)),

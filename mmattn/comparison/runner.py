@@ -58,7 +58,10 @@ class MemberRun:
         begun = self.state["config"]
         if begun != config:
             keys = ", ".join(sorted(_differences(begun, config))[:5])
-            raise ValueError(f"{name} was begun in {folder} with another configuration ({keys}). Take another folder.")
+            raise ValueError(
+                f"{name} was begun in {folder} with another configuration ({keys}). Take another folder, "
+                "or delete this one to train it anew."
+            )
 
     @property
     def run_folder(self) -> Path | None:
@@ -200,6 +203,7 @@ class MemberRun:
                 names = ("SIGINT", "SIGTERM", "SIGHUP")
                 with _ignored(*(getattr(signal, name) for name in names if hasattr(signal, name))):
                     if process.poll() is None:
+                        say(f"{self.name}: stopping after its step, with a checkpoint")
                         ending.begin()
                         log.write(process.communicate()[0])
                     ending.over()

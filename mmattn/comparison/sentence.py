@@ -12,6 +12,7 @@ import json
 from typing import Any
 
 from mmattn.inference import Translator
+from mmattn.inference.translation import SourceError
 
 
 def translated(translator: Translator, sentence: str) -> dict[str, Any]:
@@ -46,7 +47,11 @@ def main() -> None:
     parser.add_argument("bundle", help="the folder of a translator")
     parser.add_argument("sentence")
     arguments = parser.parse_args()
-    print(json.dumps(translated(Translator.load(arguments.bundle), arguments.sentence)))
+    try:
+        found = translated(Translator.load(arguments.bundle), arguments.sentence)
+    except SourceError as error:
+        found = {"problem": error.reason}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

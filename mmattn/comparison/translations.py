@@ -47,6 +47,8 @@ def translation(
             for member, one in zip(members, scored, strict=True)
         ],
     )  # fmt: skip
+    counts = sorted({len(one.sentences) for one in scored})
+    page.text(f"Test split: {' or '.join(f'{count:,}' for count in counts)} sentences.")
     page.text(
         f"Say a word again: translations in which a word of {LONG} letters or more comes twice, and more often than in "
         "any reference; - where fewer than half have such a word."

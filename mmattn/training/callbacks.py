@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TextIO
 
@@ -65,6 +66,8 @@ class StopSignals:
         if not self.busy or self.requested is not None:
             raise Interrupted(number)
         self.requested = number
+        with suppress(OSError):  # print may be in the middle of a line of its own
+            os.write(2, b"\nStopping after this step, with a checkpoint. Once more stops at once.\n")
 
 
 @contextmanager

@@ -181,6 +181,9 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+DAMAGED = ".damaged"  # after the name of a checkpoint that could not be read
+
+
 class CheckpointFolder:
     """The last few checkpoints of a run, `step-00000123.npz`, newest last.
 
@@ -215,15 +218,18 @@ class CheckpointFolder:
         """The newest readable state, or None. Damaged files are named through `say`, renamed and passed over.
 
         Raises:
-            CheckpointError: there are files and none can be read.
+            CheckpointError: there are files, damaged ones of before too, and none can be read.
         """
         files = self.files()
         for path in reversed(files):
             try:
                 return read(path)
             except DamagedCheckpoint as error:
-                say(f"{error} Trying the checkpoint before it.")
-                path.rename(path.with_name(path.name + ".damaged"))
-        if files:
-            raise CheckpointError(f"None of the {len(files)} checkpoints in {self.folder} can be read.")
+                say(f"{error}{' Trying the checkpoint before it.' if path != files[0] else ''}")
+                path.rename(path.with_name(path.name + DAMAGED))
+        if damaged := [path.name for path in sorted(self.folder.glob(f"*{DAMAGED}"))]:
+            raise CheckpointError(
+                f"No checkpoint in {self.folder} can be read ({', '.join(damaged)}). Start a new run, or delete "
+                "these files to begin this one again."
+            )
         return None

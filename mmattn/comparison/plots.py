@@ -72,6 +72,8 @@ def growth(path: Path, members: Sequence[Member]) -> bool:
     if not measured:
         return False
 
+    from matplotlib.ticker import LogLocator
+
     lengths = sorted({entry["length"] for member in measured for entry in member.costs["lengths"]})
 
     def draw(figure: Any) -> None:
@@ -83,8 +85,9 @@ def growth(path: Path, members: Sequence[Member]) -> bool:
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
             axes.set_xticks(lengths, map(str, lengths))
-            axes.minorticks_off()
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
             axes.yaxis.set_major_formatter("{x:g}")
+            axes.minorticks_off()
             axes.set_xlabel("tokens a side")
             axes.set_title(label)
             axes.grid(alpha=0.3)

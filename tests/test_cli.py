@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -392,6 +393,22 @@ def test_only_start_up_notices_are_held_back_and_only_if_no_level_was_chosen(
         os.write(2, notice.encode() + b"a real problem\n")
     assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == (chosen or "3")
     assert capfd.readouterr().err == ("" if chosen is None else notice) + "a real problem\n"
+
+
+def test_ctrl_c_while_loading_counts_also_where_a_library_catches_it() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    reached = []
+    try:
+        with pytest.raises(KeyboardInterrupt), quiet_start():
+            with contextlib.suppress(BaseException):
+                signal.raise_signal(signal.SIGINT)
+            reached.append(True)
+        assert reached and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        with quiet_start():
+            pass
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.slow

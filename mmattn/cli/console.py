@@ -51,7 +51,38 @@ def terminable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_start() -> Iterator[None]:
-    """Holds back TensorFlow's start-up notices while its libraries are loaded; passes on everything else.
+    """Holds back TensorFlow's start-up notices while its libraries are loaded, and ends them by Ctrl-C for certain."""
+    with _interruptible(), _without_notices():
+        yield
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """A Ctrl-C counts at the end, too: some libraries catch whatever is raised while they are loaded."""
+    came: list[int] = []
+
+    def stop(number: int, _: Any) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
+        yield
+        return
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if came:
+            raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _without_notices() -> Iterator[None]:
+    """Passes on everything else that is written to standard error.
 
     C++ code prints them before it reads any setting. A user who sets TF_CPP_MIN_LOG_LEVEL to less than 3 gets them all.
     """

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from mmattn.layers.checks import check_dict, check_ids
+from mmattn.layers.checks import check_dict, check_ids, check_rows
 from mmattn.layers.quantized import KeepsQuantization
 
 TARGETS = ("target_ids", "label_places")  # of a batch's arrays, what is the decoder's
@@ -76,11 +76,7 @@ class EncoderDecoder(KeepsQuantization, keras.Model):
     def call(self, inputs: dict[str, Any], training: bool | None = None) -> Any:
         ids = self._targets(inputs)
         memory, mask = self.encode(inputs, training=training)
-        if None not in (ids.shape[0], memory.shape[0]) and ids.shape[0] != memory.shape[0]:
-            raise ValueError(
-                f'Each source has its target: "target_ids" has as many rows as the memory {tuple(memory.shape)}. '
-                f"Received {tuple(ids.shape)}."
-            )
+        check_rows(self.name, target_ids=ids, memory=memory)
         if len(ids.shape) == 2:
             return self.decoder(ids, memory, memory_mask=mask, training=training, **_places(inputs))[0]
         several, length = ops.shape(ids)[1], ops.shape(ids)[2]
